@@ -1,0 +1,1 @@
+"""Helpers that tests, examples and benchmarks share; nothing in the runtime imports them."""
