@@ -1,0 +1,37 @@
+"""Checkpoints: begin, commit, list, verify, prune. The coordinator calls it; torch-free.
+
+What an actor writes inside a checkpoint is `trimtab.engines.training.state`.
+"""
+
+from trimtab.checkpoint.errors import CheckpointStorageError, StaleAttemptError, storage_errors
+from trimtab.checkpoint.manifest import InvalidCheckpointError, Manifest
+from trimtab.checkpoint.store import (
+    Checkpoint,
+    abandon,
+    begin,
+    commit,
+    directory_of,
+    fence,
+    latest_valid,
+    list_checkpoints,
+    open_checkpoint,
+    prune,
+)
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointStorageError",
+    "InvalidCheckpointError",
+    "Manifest",
+    "StaleAttemptError",
+    "abandon",
+    "begin",
+    "commit",
+    "directory_of",
+    "fence",
+    "latest_valid",
+    "list_checkpoints",
+    "open_checkpoint",
+    "prune",
+    "storage_errors",
+]

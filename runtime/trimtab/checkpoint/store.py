@@ -1,0 +1,191 @@
+"""Where checkpoints lie and which of them count. Called by the coordinator and by `trimtab export`.
+
+Layout: <uri>/step-00000010/{actor/..., coordinator.json, manifest.json} and <uri>/attempt.json.
+
+The order of a save, which is what keeps a half one from ever counting:
+    fence(uri, attempt)            once, when the coordinator starts: older attempts may no longer commit
+    path = begin(uri, step)        a clean directory
+    every actor rank saves into path/actor
+    commit(path, ...)              coordinator.json, then the manifest: now it exists
+    prune(uri, keep)               of the oldest, the manifest goes first
+"""
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from trimtab.checkpoint.errors import StaleAttemptError, storage_errors
+from trimtab.checkpoint.manifest import (
+    MANIFEST_NAME,
+    InvalidCheckpointError,
+    Manifest,
+    fsync_directory,
+    write_atomically,
+)
+from trimtab.errors import UserError
+
+ACTOR_DIRECTORY = "actor"
+ACTOR_RECORD = "actor.json"
+COORDINATOR_STATE = "coordinator.json"
+_FENCE = "attempt.json"
+_STEP = re.compile(r"^step-(\d{8,})$")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint whose files were checked against its manifest."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        """Training steps that it contains."""
+        return self.manifest.step
+
+    @property
+    def actor_path(self) -> Path:
+        """What an actor's `InitActor.checkpoint_path` names."""
+        return self.path / ACTOR_DIRECTORY
+
+    def coordinator_state(self) -> dict[str, Any]:
+        """What the coordinator gave to `commit`."""
+        state: dict[str, Any] = json.loads((self.path / COORDINATOR_STATE).read_text())
+        return state
+
+
+def directory_of(uri: str) -> Path:
+    """The directory of a checkpoint URI: a path or file://."""
+    parsed = urlparse(uri)
+    if parsed.scheme in ("", "file"):
+        return Path(parsed.path if parsed.scheme else uri)
+    raise UserError(
+        f"checkpoint.uri: {uri!r} has the scheme {parsed.scheme!r}; allowed are a path and file://. "
+        "Mount the store as a volume and give its path"
+    )
+
+
+def fence(uri: str, attempt: int) -> None:
+    """Claim the directory for this start of the job; raises `StaleAttemptError` if a later one has it."""
+    root = directory_of(uri)
+    with storage_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        _refuse_older(root, attempt)
+        write_atomically(root / _FENCE, json.dumps({"attempt": attempt}))
+
+
+def begin(uri: str, step: int) -> Path:
+    """A clean directory for this step; what an interrupted or undone save left there is removed."""
+    path = directory_of(uri) / f"step-{step:08d}"
+    with storage_errors(path):
+        _remove(path)
+        (path / ACTOR_DIRECTORY).mkdir(parents=True)
+    return path
+
+
+def commit(
+    path: Path, *, step: int, identity: str, attempt: int, coordinator_state: dict[str, Any]
+) -> Checkpoint:
+    """Make the checkpoint exist. On any failure what was begun is removed and the error passed on."""
+    try:
+        with storage_errors(path):
+            _refuse_older(path.parent, attempt)
+            write_atomically(path / COORDINATOR_STATE, json.dumps(coordinator_state))
+            manifest = Manifest.describe(
+                path,
+                step=step,
+                attempt=attempt,
+                training_identity=identity,
+                world_size=_recorded_world_size(path),
+            )
+            manifest.write(path)
+            fsync_directory(path.parent)
+    except BaseException:
+        abandon(path)
+        raise
+    return Checkpoint(path, manifest)
+
+
+def abandon(path: Path) -> None:
+    """Remove a checkpoint that was begun and will not be committed; safe to repeat."""
+    with storage_errors(path):
+        _remove(path)
+
+
+def open_checkpoint(path: Path, identity: str | None = None) -> Checkpoint:
+    """Check one checkpoint; raises `InvalidCheckpointError` without naming the directory."""
+    manifest = Manifest.read(path)
+    if identity is not None and manifest.training_identity != identity:
+        raise InvalidCheckpointError(
+            f"it belongs to training {manifest.training_identity}, this job is {identity}"
+        )
+    manifest.verify(path)
+    return Checkpoint(path, manifest)
+
+
+def list_checkpoints(uri: str) -> list[Path]:
+    """Directories that have a manifest, oldest first; their contents are not checked."""
+    return [path for path in _step_directories(directory_of(uri)) if (path / MANIFEST_NAME).exists()]
+
+
+def latest_valid(uri: str, identity: str | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """The newest usable checkpoint, and one sentence for each newer directory that was refused."""
+    refused = []
+    for path in reversed(_step_directories(directory_of(uri))):
+        try:
+            return open_checkpoint(path, identity), refused
+        except InvalidCheckpointError as error:
+            refused.append(f"{path}: {error}")
+    return None, refused
+
+
+def prune(uri: str, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` committed checkpoints; returns what went."""
+    if keep < 1:
+        raise UserError(f"checkpoint.keep: {keep} is not allowed; at least 1 must be kept")
+    doomed = list_checkpoints(uri)[:-keep]
+    for path in doomed:
+        _remove(path)
+    return doomed
+
+
+def _step_directories(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in root.iterdir() if (match := _STEP.match(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint such that an interruption leaves something that does not count."""
+    if not path.exists():
+        return
+    if (path / MANIFEST_NAME).exists():
+        (path / MANIFEST_NAME).unlink()
+        fsync_directory(path)
+    shutil.rmtree(path)
+
+
+def _refuse_older(root: Path, attempt: int) -> None:
+    fence_path = root / _FENCE
+    newest = json.loads(fence_path.read_text())["attempt"] if fence_path.exists() else 0
+    for path in list_checkpoints(str(root)):
+        try:
+            newest = max(newest, Manifest.read(path).attempt)
+        except InvalidCheckpointError:
+            continue  # `latest_valid` is who reports it
+    if attempt < newest:
+        raise StaleAttemptError(
+            f"checkpoint.uri: {root} belongs to attempt {newest} of this job; attempt {attempt} may not write there"
+        )
+
+
+def _recorded_world_size(path: Path) -> int:
+    record = path / ACTOR_DIRECTORY / ACTOR_RECORD
+    if not record.exists():
+        return 0
+    return int(json.loads(record.read_text())["world_size"])
