@@ -1,0 +1,136 @@
+"""What every model of the job is built from: the base classes and the bounded types.
+
+Imported by the other modules of `trimtab.api` alone. No I/O; imports neither torch nor vllm.
+"""
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+
+class Model(BaseModel):
+    """Base of every part of a job: frozen, camelCase in YAML, unknown fields refused."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        validate_by_alias=True,
+        validate_by_name=True,
+        serialize_by_alias=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        defer_build=True,
+    )
+
+
+class KubernetesObject(Model):
+    """Part of a Kubernetes object: the fields that Trimtab reads are typed, the others pass through."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class OneOf(Model):
+    """An alternative: exactly one of the members that `alternatives()` names is given."""
+
+    shared: ClassVar[frozenset[str]] = frozenset()
+    """Python names of the fields that are no alternatives."""
+
+    @classmethod
+    def alternatives(cls) -> tuple[str, ...]:
+        """Python names of the members of which exactly one is given."""
+        return tuple(name for name in cls.model_fields if name not in cls.shared)
+
+    @property
+    def chosen(self) -> str:
+        """Python name of the member that is given."""
+        return next(name for name in self.alternatives() if getattr(self, name) is not None)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "OneOf":
+        given = [to_camel(name) for name in self.alternatives() if getattr(self, name) is not None]
+        if len(given) != 1:
+            allowed = ", ".join(to_camel(name) for name in self.alternatives())
+            raise PydanticCustomError(
+                "one_of",
+                "{found}; exactly one of these is allowed: {allowed}",
+                {
+                    "found": f"{' and '.join(given)} are given together" if given else "nothing is chosen",
+                    "allowed": allowed,
+                    "given": ", ".join(given),
+                },
+            )
+        return self
+
+
+_SUFFIXES = {
+    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+}  # fmt: skip
+_QUANTITY = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
+
+
+def parse_bytes(value: object) -> object:
+    """Turn a Kubernetes quantity such as `2Gi` into bytes; other types go on to the integer check."""
+    if not isinstance(value, str):
+        return value
+    match = _QUANTITY.match(value)
+    if match is None:
+        raise PydanticCustomError(
+            "quantity", "must be a number of bytes or a quantity such as 512Mi, 2Gi or 1500M"
+        )
+    return int(Decimal(match[1]) * _SUFFIXES[match[2] or ""])
+
+
+def _quantity_text(value: object) -> object:
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+class IntOrString:
+    """Marks a field that YAML writes as an integer or a quantity string (for the CRD)."""
+
+
+class PreserveUnknown:
+    """Marks an object whose members Trimtab passes on unread (for the CRD)."""
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), IntOrString()]
+"""A size in bytes; YAML may say 2Gi."""
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_quantity_text),
+    StringConstraints(
+        min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+    ),
+    IntOrString(),
+]
+"""A Kubernetes quantity, kept as it is written."""
+
+JsonObject = Annotated[dict[str, Any], Field(max_length=256), PreserveUnknown()]
+"""Free-form members, passed on as they are."""
+
+DnsLabel = Annotated[
+    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
+]
+ObjectName = Annotated[
+    str, StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+]
+Text = Annotated[str, StringConstraints(max_length=65536)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+PathText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+ImportPath = Annotated[
+    str,
+    StringConstraints(
+        min_length=3,
+        max_length=256,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
+    ),
+]
+"""`package.module:name`."""
+Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]

@@ -1,0 +1,165 @@
+"""Checks across the fields of a job. Each takes a spec whose fields are right on their own and yields problems.
+
+Run by `JobSpec` when it is built, all of them at once; the paths start at `spec`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from pydantic_core import PydanticCustomError
+
+from trimtab.api.problems import Problem
+
+if TYPE_CHECKING:
+    from trimtab.api.job import JobSpec
+
+CROSS_FIELD = "trimtab_problems"
+"""Type of the pydantic error whose context carries the problems."""
+
+
+def _roles_of_algorithm(spec: "JobSpec") -> Iterator[Problem]:
+    name = spec.algorithm.chosen
+    if spec.roles.critic is not None:
+        yield Problem("spec.roles.critic", None, f"{name} has no critic: leave the role out")
+    if spec.roles.reference is not None:
+        yield Problem(
+            "spec.roles.reference",
+            None,
+            "a role of its own is not served yet: leave it out, the actor holds the reference",
+        )
+
+
+def _batches(spec: "JobSpec") -> Iterator[Problem]:
+    training = spec.training
+    if training.prompts_per_step % training.mini_batch_prompts:
+        yield Problem(
+            "spec.training.miniBatchPrompts",
+            training.mini_batch_prompts,
+            f"is {training.mini_batch_prompts}, which does not divide promptsPerStep ({training.prompts_per_step})",
+        )
+    longest = spec.data.max_prompt_tokens + training.max_response_tokens
+    if training.max_tokens_per_micro_batch < longest:
+        yield Problem(
+            "spec.training.maxTokensPerMicroBatch",
+            training.max_tokens_per_micro_batch,
+            f"is {training.max_tokens_per_micro_batch}, which does not hold the longest sequence: at least {longest}"
+            f" (data.maxPromptTokens {spec.data.max_prompt_tokens} + maxResponseTokens {training.max_response_tokens})",
+        )
+
+
+def _actor_world(spec: "JobSpec") -> Iterator[Problem]:
+    shard, ranks = spec.training.shard_size, spec.roles.actor.num_ranks
+    if shard is not None and ranks % shard:
+        yield Problem(
+            "spec.training.shardSize",
+            shard,
+            f"is {shard}, which does not divide the actor's {ranks} ranks (nodes times gpusPerNode)",
+        )
+
+
+def _replicas(spec: "JobSpec") -> Iterator[Problem]:
+    for name, role in (("rollout", spec.roles.rollout), ("reward", spec.roles.reward)):
+        if role.min_replicas > role.replicas:
+            yield Problem(
+                f"spec.roles.{name}.minReplicas",
+                role.min_replicas,
+                f"is {role.min_replicas}: at most replicas ({role.replicas})",
+            )
+
+
+def _engine(spec: "JobSpec") -> Iterator[Problem]:
+    rollout, vllm = spec.roles.rollout, spec.roles.rollout.engine.vllm
+    gpus = rollout.nodes * rollout.gpus_per_node
+    if vllm is None:
+        if rollout.nodes > 1 or rollout.gpus_per_node > 1:
+            yield Problem(
+                "spec.roles.rollout.engine.hf",
+                None,
+                "runs on one node with at most one GPU: use replicas, or vllm",
+            )
+        return
+    if gpus and vllm.tensor_parallel_size != gpus:
+        yield Problem(
+            "spec.roles.rollout.engine.vllm.tensorParallelSize",
+            vllm.tensor_parallel_size,
+            f"is {vllm.tensor_parallel_size}: an engine uses all GPUs of its replica, which are {gpus}"
+            f" (nodes {rollout.nodes} times gpusPerNode {rollout.gpus_per_node}); more engines are `replicas`",
+        )
+    longest = spec.data.max_prompt_tokens + _longest_response(spec)
+    if vllm.max_model_tokens is not None and vllm.max_model_tokens < longest:
+        yield Problem(
+            "spec.roles.rollout.engine.vllm.maxModelTokens",
+            vllm.max_model_tokens,
+            f"is {vllm.max_model_tokens}, which does not hold the longest sequence: at least {longest}"
+            " (data.maxPromptTokens plus the longest maxResponseTokens)",
+        )
+
+
+def _longest_response(spec: "JobSpec") -> int:
+    validation = (spec.validation and spec.validation.max_response_tokens) or 0
+    return max(spec.training.max_response_tokens, validation)
+
+
+def _sampling(spec: "JobSpec") -> Iterator[Problem]:
+    if spec.roles.rollout.sampling.temperature == 0:
+        yield Problem(
+            "spec.roles.rollout.sampling.temperature",
+            0.0,
+            "is 0: greedy responses of a group are all the same and have no log-probs to learn from;"
+            " more than 0 (1.0 is usual)",
+        )
+
+
+def _reward_names(spec: "JobSpec") -> Iterator[Problem]:
+    lists = [("spec.rewards", spec.rewards)]
+    if spec.validation is not None and spec.validation.rewards is not None:
+        lists.append(("spec.validation.rewards", spec.validation.rewards))
+    for path, rewards in lists:
+        counts = Counter(reward.name for reward in rewards)
+        for index, reward in enumerate(rewards):
+            if counts[reward.name] > 1:
+                counts[reward.name] = 0
+                yield Problem(
+                    f"{path}[{index}].name",
+                    reward.name,
+                    f"{reward.name!r} appears twice: give each reward a name",
+                )
+
+
+def _volumes(spec: "JobSpec") -> Iterator[Problem]:
+    names = {volume.name for volume in spec.volumes}
+    for index, mount in enumerate(spec.volume_mounts):
+        if mount.name not in names:
+            allowed = ", ".join(sorted(names)) or "spec.volumes is empty"
+            yield Problem(
+                f"spec.volumeMounts[{index}].name", mount.name, f"{mount.name!r} is no volume: {allowed}"
+            )
+    if spec.code is not None and spec.code.volume is not None and spec.code.volume.name not in names:
+        allowed = ", ".join(sorted(names)) or "spec.volumes is empty"
+        yield Problem(
+            "spec.code.volume.name",
+            spec.code.volume.name,
+            f"{spec.code.volume.name!r} is no volume: {allowed}",
+        )
+
+
+CHECKS: tuple[Callable[["JobSpec"], Iterator[Problem]], ...] = (
+    _roles_of_algorithm,
+    _batches,
+    _actor_world,
+    _replicas,
+    _engine,
+    _sampling,
+    _reward_names,
+    _volumes,
+)
+
+
+def raise_problems(spec: "JobSpec") -> None:
+    """Raise one pydantic error that carries every problem found, or return."""
+    problems = [problem for check in CHECKS for problem in check(spec)]
+    if problems:
+        raise PydanticCustomError(
+            CROSS_FIELD, "{text}", {"text": "; ".join(map(str, problems)), "problems": tuple(problems)}
+        )
