@@ -1,7 +1,7 @@
 """The job as an API: `RLTrainingJob`, its validation, and what each role reads.
 
-The one source of the CRD schema, of the local runner's validation and of the reference page. Imports neither torch
-nor vllm nor transformers.
+The one source of the CRD schema, of the local runner's validation and of the reference page. Imports
+neither torch nor vllm nor transformers.
 """
 
 from trimtab.api.base import OneOf

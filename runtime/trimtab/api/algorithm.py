@@ -46,10 +46,12 @@ class KLSpec(Model):
     coefficient: Annotated[float, Field(ge=0, le=100)] = 0.001
     """Weight of the KL term. 0 leaves it out, and no reference model is loaded. 0.001 as verl has it."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL per token (Schulman 2020). k3 by default: unbiased, never negative, of low variance."""
+    """Estimator of the KL per token (Schulman 2020). k3 by default: unbiased, never negative, of low
+    variance."""
     placement: Literal["loss", "reward"] = "loss"
-    """Whether the term is added to the loss or taken off the reward. In the loss by default, as in the GRPO paper."""
-    controller: ControllerSpec = ControllerSpec(fixed=FixedController())
+    """Whether the term is added to the loss or taken off the reward. In the loss by default, as in the GRPO
+    paper."""
+    controller: ControllerSpec = Field(default_factory=lambda: ControllerSpec(fixed=FixedController()))
     """What happens to the coefficient over time. Fixed by default."""
 
 
@@ -57,21 +59,23 @@ class GRPOSpec(Model):
     """Group Relative Policy Optimization (Shao et al. 2024)."""
 
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
-    """Responses per prompt, whose scores are compared with each other. 8 by default: below, the mean is noisy."""
+    """Responses per prompt, whose scores are compared with each other. 8 by default: below, the mean is
+    noisy."""
     normalize_by_std: bool = True
-    """Whether a group's advantages are divided by its standard deviation. On by default, as in the paper; off is
-    Dr. GRPO."""
-    clip: ClipSpec = ClipSpec()
+    """Whether a group's advantages are divided by its standard deviation. On by default, as in the paper; off
+    is Dr. GRPO."""
+    clip: ClipSpec = Field(default_factory=ClipSpec)
     """How far the ratio may move in one update."""
-    kl: KLSpec = KLSpec()
+    kl: KLSpec = Field(default_factory=KLSpec)
     """The pull towards the reference model."""
     entropy_coefficient: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Weight of the entropy bonus in the loss. 0 by default: none."""
     loss_aggregation: Literal[
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = "token-mean"
-    """How token losses become one number: the mean over all tokens of a mini-batch, or the mean over sequences of
-    their token sums, means, or sums over maxResponseTokens. token-mean by default: every token counts the same."""
+    """How token losses become one number: the mean over all tokens of a mini-batch, or the mean over
+    sequences of their token sums, means, or sums over maxResponseTokens. token-mean by default: every token
+    counts the same."""
     old_log_probs: Literal["auto", "recompute", "rollout"] = "auto"
     """Where the log-probs before the update come from. `recompute`: one more forward; `rollout`: those of the
     engine; `auto`: the current ones where a batch is used for one update, else recomputed."""

@@ -1,6 +1,6 @@
-"""Checks across the fields of a job. Each takes a spec whose fields are right on their own and yields problems.
+"""Checks across the fields of a job: each takes a spec whose fields are right on their own.
 
-Run by `JobSpec` when it is built, all of them at once; the paths start at `spec`.
+Run by `JobSpec` when it is built, all of them at once; each yields problems, whose paths start at `spec`.
 """
 
 from collections import Counter
@@ -36,15 +36,17 @@ def _batches(spec: "JobSpec") -> Iterator[Problem]:
         yield Problem(
             "spec.training.miniBatchPrompts",
             training.mini_batch_prompts,
-            f"is {training.mini_batch_prompts}, which does not divide promptsPerStep ({training.prompts_per_step})",
+            f"is {training.mini_batch_prompts}, which does not divide"
+            f" promptsPerStep ({training.prompts_per_step})",
         )
     longest = spec.data.max_prompt_tokens + training.max_response_tokens
     if training.max_tokens_per_micro_batch < longest:
         yield Problem(
             "spec.training.maxTokensPerMicroBatch",
             training.max_tokens_per_micro_batch,
-            f"is {training.max_tokens_per_micro_batch}, which does not hold the longest sequence: at least {longest}"
-            f" (data.maxPromptTokens {spec.data.max_prompt_tokens} + maxResponseTokens {training.max_response_tokens})",
+            f"is {training.max_tokens_per_micro_batch}, which does not hold the longest sequence: at least"
+            f" {longest} (data.maxPromptTokens {spec.data.max_prompt_tokens}"
+            f" + maxResponseTokens {training.max_response_tokens})",
         )
 
 
@@ -84,7 +86,7 @@ def _engine(spec: "JobSpec") -> Iterator[Problem]:
             "spec.roles.rollout.engine.vllm.tensorParallelSize",
             vllm.tensor_parallel_size,
             f"is {vllm.tensor_parallel_size}: an engine uses all GPUs of its replica, which are {gpus}"
-            f" (nodes {rollout.nodes} times gpusPerNode {rollout.gpus_per_node}); more engines are `replicas`",
+            f" (nodes {rollout.nodes} times gpusPerNode {rollout.gpus_per_node}); replicas adds engines",
         )
     longest = spec.data.max_prompt_tokens + _longest_response(spec)
     if vllm.max_model_tokens is not None and vllm.max_model_tokens < longest:

@@ -79,8 +79,8 @@ class DataSpec(Model):
     system_prompt: Text | None = None
     """System message put before every prompt; None: none."""
     apply_chat_template: Literal["auto", "always", "never"] = "auto"
-    """Whether prompts go through the chat template. `auto`: chat messages always, plain text where the tokenizer
-    has a template."""
+    """Whether prompts go through the chat template. `auto`: chat messages always, plain text where the
+    tokenizer has a template."""
     chat_template_arguments: JsonObject = Field(default_factory=dict)
     """Further arguments of the chat template, such as `enable_thinking`. Empty by default: none."""
     max_prompt_tokens: Annotated[int, Field(ge=1, le=4_194_304)] = 512

@@ -31,7 +31,8 @@ class JobSpec(Model):
     """What to train, on what, how, and with which processes."""
 
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    """Seed from which every random choice follows: order of the data, sampling, initialisation. 0 by default."""
+    """Seed from which every random choice follows: order of the data, sampling, initialisation. 0 by
+    default."""
     model: ModelSpec
     """The policy to start from, and its tokenizer."""
     code: CodeSpec | None = None
@@ -44,19 +45,19 @@ class JobSpec(Model):
     """Length, batches, optimiser, precision."""
     rewards: RewardList
     """The functions that score a response."""
-    roles: RolesSpec = RolesSpec()
+    roles: RolesSpec = Field(default_factory=RolesSpec)
     """The processes. By default one of each on the CPU."""
-    weight_sync: WeightSyncSpec = WeightSyncSpec()
+    weight_sync: WeightSyncSpec = Field(default_factory=WeightSyncSpec)
     """How weights get to the rollout."""
     validation: ValidationSpec | None = None
     """Measuring on data of its own; None: not done."""
-    checkpoint: CheckpointSpec = CheckpointSpec()
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     """Checkpoints."""
-    tracking: TrackingSpec = TrackingSpec()
+    tracking: TrackingSpec = Field(default_factory=TrackingSpec)
     """What is recorded."""
-    failure_policy: FailurePolicySpec = FailurePolicySpec()
+    failure_policy: FailurePolicySpec = Field(default_factory=FailurePolicySpec)
     """How much may go wrong."""
-    deadlines: DeadlinesSpec = DeadlinesSpec()
+    deadlines: DeadlinesSpec = Field(default_factory=DeadlinesSpec)
     """How long the job waits for its own parts."""
     volumes: Annotated[tuple[Volume, ...], Field(max_length=64)] = ()
     """Volumes of all roles' pods. Empty by default. Has no meaning locally."""
@@ -70,7 +71,7 @@ class JobSpec(Model):
     """Seconds that pods may wait for a node before all are released and tried again; None: no limit."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] | None = None
     """Seconds after its end at which the job is deleted; None: kept."""
-    scheduling: Scheduling = Scheduling()
+    scheduling: Scheduling = Field(default_factory=Scheduling)
     """Where Kubernetes places the pods."""
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 
 from trimtab.api.base import (
     DnsLabel,
@@ -49,7 +49,8 @@ class ResourceRequirements(KubernetesObject):
     """What each pod asks of its node beside the GPUs, which follow from `gpusPerNode`."""
 
     requests: Resources = Field(default_factory=dict)
-    """What the scheduler sets aside per pod, such as cpu and memory. Empty by default: the platform's defaults."""
+    """What the scheduler sets aside per pod, such as cpu and memory. Empty by default: the platform's
+    defaults."""
     limits: Resources = Field(default_factory=dict)
     """What a pod may use at most. Empty by default: the platform's defaults."""
 
@@ -90,7 +91,7 @@ class Toleration(KubernetesObject):
 class Scheduling(KubernetesObject):
     """Where and in which order Kubernetes places the job's pods. Has no meaning locally."""
 
-    model_config = {"extra": "forbid"}
+    model_config = ConfigDict(extra="forbid")
 
     priority_class_name: ObjectName | None = None
     """PriorityClass of all pods; None: the cluster's default."""

@@ -11,7 +11,7 @@ from trimtab.api.problems import JobError, Problem
 
 
 def parse_job(data: Any, *, source: str = "the job") -> RLTrainingJob:
-    """Validate a job that is given as plain data with the file's names; raises `JobError` with every problem."""
+    """Validate a job given as plain data with the file's names; raises `JobError` with every problem."""
     try:
         return RLTrainingJob.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:

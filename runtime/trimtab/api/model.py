@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 
 from trimtab.api.base import Model, Name, ObjectName, OneOf, PathText, Text
 
@@ -13,7 +13,8 @@ class TokenizerSpec(Model):
     path: PathText | None = None
     """Folder or hub id of the tokenizer; None: the model's."""
     revision: Name | None = None
-    """Revision on the hub; None: the model's revision where the tokenizer is the model's, else the main one."""
+    """Revision on the hub; None: the model's revision where the tokenizer is the model's, else the main
+    one."""
     chat_template: Text | None = None
     """Chat template (Jinja) in place of the tokenizer's; None: the tokenizer's own."""
 
@@ -25,13 +26,14 @@ class ModelSpec(Model):
     """Folder (relative to the job's file, or absolute) or hub id. A folder that exists is preferred."""
     revision: Name | None = None
     """Branch, tag or commit on the hub; None: the main branch. Has no meaning for a folder."""
-    tokenizer: TokenizerSpec = TokenizerSpec()
+    tokenizer: TokenizerSpec = Field(default_factory=TokenizerSpec)
     """The tokenizer. By default the model's own."""
     attention: Name = "auto"
     """Attention of the training engine: `auto`, or a name that transformers knows, such as `sdpa` or
     `flash_attention_2`. `auto` takes the fastest that the device has."""
     trust_remote_code: bool = False
-    """Whether Python code that comes with the model may run. Off by default: it runs with the job's rights."""
+    """Whether Python code that comes with the model may run. Off by default: it runs with the job's
+    rights."""
 
 
 class ImageCode(Model):

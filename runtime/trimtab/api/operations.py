@@ -33,7 +33,7 @@ class ValidationSpec(Model):
     """Whether the untrained policy is measured too. On by default: a curve needs its start."""
     max_samples: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Rows of the data that are used, from its start; None: all."""
-    sampling: SamplingSpec = SamplingSpec(temperature=0.0)
+    sampling: SamplingSpec = Field(default_factory=lambda: SamplingSpec(temperature=0.0))
     """How tokens are drawn. Greedy by default."""
     max_response_tokens: Annotated[int, Field(ge=1, le=4_194_304)] | None = None
     """Longest response, in tokens; None: that of training."""
@@ -51,8 +51,8 @@ class CheckpointSpec(Model):
     uri: PathText | None = None
     """Folder for the checkpoints, the same in every pod; None: `checkpoints` in the run's folder."""
     resume: Literal["auto", "never", "required"] = "auto"
-    """`auto`: from the newest whole checkpoint where there is one; `never`: always from the start; `required`: fail
-    without one."""
+    """`auto`: from the newest whole checkpoint where there is one; `never`: always from the start;
+    `required`: fail without one."""
     export_at_end: bool = True
     """Whether the finished model is written in Hugging Face layout. On by default."""
 
@@ -67,7 +67,8 @@ class HealthSpec(Model):
     max_latency_seconds: Seconds | None = None
     """Mean seconds of a response; None: not watched, as it depends on the model and its lengths."""
     max_log_prob_difference: Annotated[float, Field(gt=0, le=100)] | None = 0.15
-    """Mean difference between the rollout's and the trainer's log-probs; None: not watched. bfloat16 gives 0.06."""
+    """Mean difference between the rollout's and the trainer's log-probs; None: not watched. bfloat16 gives
+    0.06."""
     flat_reward_steps: Annotated[int, Field(ge=2, le=1_000_000)] | None = 50
     """Steps in which the mean reward must move; None: not watched."""
     min_reward_change: Annotated[float, Field(ge=0, le=1_000_000)] = 0.01
@@ -83,7 +84,7 @@ class TrackingSpec(Model):
     """Whether TensorBoard event files are written. On by default."""
     samples_per_step: Annotated[int, Field(ge=0, le=10_000)] = 4
     """Responses of each step that are kept to read. 4 by default; 0: none."""
-    health: HealthSpec = HealthSpec()
+    health: HealthSpec = Field(default_factory=HealthSpec)
     """Limits beyond which a warning appears."""
 
 
@@ -110,4 +111,5 @@ class DeadlinesSpec(Model):
     checkpoint_seconds: Seconds = 1800.0
     """For writing or loading one checkpoint."""
     stop_grace_seconds: Seconds = 60.0
-    """From the wish to stop to the end: the running step finishes, or falls back to the last optimiser boundary."""
+    """From the wish to stop to the end: the running step finishes, or falls back to the last optimiser
+    boundary."""

@@ -19,8 +19,8 @@ def training_identity(job: RLTrainingJob) -> str:
     """Hash over what would make a worker or a checkpoint belong to another training.
 
     That is model, data, algorithm, precision and seed, as resolved. Replica counts, learning rate, deadlines,
-    templates and `suspend` are not in it. Fields that are None are left out, so that a later version's new optional
-    fields do not change it.
+    templates and `suspend` are not in it. Fields that are None are left out, so that a later version's
+    new optional fields do not change it.
     """
     spec = job.spec
     role_models = {

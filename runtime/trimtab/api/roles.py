@@ -18,12 +18,13 @@ class RoleSpec(Model):
 
     image: PathText | None = None
     """Container image; None: the platform's for this role. Has no meaning locally."""
-    resources: ResourceRequirements = ResourceRequirements()
+    resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
     """CPU and memory per pod. GPUs follow from `gpusPerNode`. Has no meaning locally."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=128)] = ()
     """Environment variables of the role's processes. Empty by default."""
     pod_template: JsonObject | None = None
-    """Pod template (metadata and spec) merged into the role's pods, containers by name; None: nothing to merge."""
+    """Pod template (metadata and spec) merged into the role's pods, containers by name; None: nothing to
+    merge."""
 
 
 class CoordinatorSpec(RoleSpec):
@@ -87,14 +88,15 @@ class VllmSpec(Model):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
     """Share of each GPU's memory that the engine takes. Has no meaning on a CPU."""
     kv_cache_bytes: Annotated[Bytes, Field(ge=1_048_576, le=2**50)] | None = None
-    """Size of the KV cache per worker in bytes, or a quantity such as 2Gi. None: what `gpuMemoryUtilization` leaves
-    on a GPU, 1Gi on a CPU."""
+    """Size of the KV cache per worker in bytes, or a quantity such as 2Gi. None: what `gpuMemoryUtilization`
+    leaves on a GPU, 1Gi on a CPU."""
     max_concurrent_requests: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Responses that one replica generates at once. 256 as vLLM has it."""
     max_model_tokens: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Longest sequence (prompt and response), in tokens; None: the longest that the job can have."""
     block_size: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Tokens per block of the KV cache; None: 32 on a CPU, so that short prompts share their prefix, else vLLM's."""
+    """Tokens per block of the KV cache; None: 32 on a CPU, so that short prompts share their prefix, else
+    vLLM's."""
     enforce_eager: bool | None = None
     """Whether the model runs uncompiled; None: on a CPU yes (compiling takes minutes), on a GPU no."""
     engine_arguments: JsonObject = Field(default_factory=dict)
@@ -137,9 +139,9 @@ class RolloutSpec(ModelRoleSpec):
     """Pods per engine. 1 by default."""
     gpus_per_node: GpusPerNode = 0
     """GPUs of each pod. 0 by default: the engine runs on the CPU."""
-    engine: EngineSpec = EngineSpec(vllm=VllmSpec())
+    engine: EngineSpec = Field(default_factory=lambda: EngineSpec(vllm=VllmSpec()))
     """What generates. vLLM by default."""
-    sampling: SamplingSpec = SamplingSpec()
+    sampling: SamplingSpec = Field(default_factory=SamplingSpec)
     """How tokens are drawn in training."""
 
 
@@ -151,23 +153,24 @@ class RewardRoleSpec(ModelRoleSpec):
     min_replicas: Replicas = 1
     """Servers without which training waits. 1 by default."""
     workers_per_replica: Annotated[int, Field(ge=1, le=1024)] = 2
-    """Processes per server that run user functions, so that one that hangs or dies holds up no other. 2 by default."""
+    """Processes per server that run user functions, so that one that hangs or dies holds up no other. 2 by
+    default."""
     gpus_per_node: GpusPerNode = 0
     """GPUs of each server. 0 by default: functions run on the CPU."""
 
 
 class RolesSpec(Model):
-    """The roles of a job. Those that are left out have their defaults, or do not exist (critic, reference)."""
+    """The roles of a job; one left out has its defaults, or does not exist (critic, reference)."""
 
-    coordinator: CoordinatorSpec = CoordinatorSpec()
+    coordinator: CoordinatorSpec = Field(default_factory=CoordinatorSpec)
     """The dataflow."""
-    actor: ActorSpec = ActorSpec()
+    actor: ActorSpec = Field(default_factory=ActorSpec)
     """The policy that is trained."""
     critic: CriticSpec | None = None
     """The value model; None: none. Refused by algorithms that have none (grpo)."""
     reference: ReferenceSpec | None = None
     """The reference model in processes of its own; None: the actor holds it."""
-    rollout: RolloutSpec = RolloutSpec()
+    rollout: RolloutSpec = Field(default_factory=RolloutSpec)
     """The engines that generate."""
-    reward: RewardRoleSpec = RewardRoleSpec()
+    reward: RewardRoleSpec = Field(default_factory=RewardRoleSpec)
     """The servers that score."""

@@ -60,7 +60,7 @@ class OptimizerSpec(Model):
     """Decoupled weight decay. 0.01 as PyTorch has it."""
     gradient_clip: Annotated[float, Field(gt=0, le=1_000_000)] | None = 1.0
     """Largest norm of all gradients together; None: not clipped. 1 by default."""
-    schedule: ScheduleSpec = ScheduleSpec(constant=ConstantSchedule())
+    schedule: ScheduleSpec = Field(default_factory=lambda: ScheduleSpec(constant=ConstantSchedule()))
     """The learning rate over time. Constant by default."""
 
 
@@ -83,27 +83,31 @@ class TrainingSpec(Model):
     """How long, in which portions and with which optimiser the policy is trained."""
 
     steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Steps to take; a step is one batch of prompts. None: `epochs` decides. Exactly one of the two is given."""
+    """Steps to take; a step is one batch of prompts. None: `epochs` decides. Exactly one of the two is
+    given."""
     epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Times to go through the data; None: `steps` decides. Exactly one of the two is given."""
     prompts_per_step: Count = 64
     """Prompts of one step; each gets a group of responses."""
     mini_batch_prompts: Count = Field(default_factory=_prompts_per_step)
-    """Prompts per optimiser step; divides `promptsPerStep`. By default all of them: one optimiser step per step."""
+    """Prompts per optimiser step; divides `promptsPerStep`. By default all of them: one optimiser step per
+    step."""
     update_epochs: Annotated[int, Field(ge=1, le=100)] = 1
     """Times that a step's batch is gone through. 1 by default: on-policy."""
     max_response_tokens: Annotated[int, Field(ge=1, le=4_194_304)] = 1024
     """Longest response, in tokens; longer ones are cut off there and counted as truncated."""
     max_tokens_per_micro_batch: Annotated[int, Field(ge=1, le=16_777_216)] = 16_384
-    """Tokens (prompts included) of one forward and backward on one rank. Bounds memory, never changes the result;
-    at least `data.maxPromptTokens` plus `maxResponseTokens`."""
+    """Tokens (prompts included) of one forward and backward on one rank. Bounds memory, never changes the
+    result; at least `data.maxPromptTokens` plus `maxResponseTokens`."""
     gradient_checkpointing: bool = True
-    """Whether activations are computed again in the backward. On by default: slower by a third, far less memory."""
+    """Whether activations are computed again in the backward. On by default: slower by a third, far less
+    memory."""
     shard_size: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Ranks over which parameters are sharded (hybrid sharding); divides the actor's ranks. None: all of them."""
-    precision: PrecisionSpec = PrecisionSpec()
+    """Ranks over which parameters are sharded (hybrid sharding); divides the actor's ranks. None: all of
+    them."""
+    precision: PrecisionSpec = Field(default_factory=PrecisionSpec)
     """Number formats."""
-    optimizer: OptimizerSpec = OptimizerSpec()
+    optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     """The optimiser."""
 
     @model_validator(mode="after")
