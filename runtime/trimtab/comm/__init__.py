@@ -1,0 +1,1 @@
+"""How the processes of a job talk: control (gRPC), experience (ZeroMQ), weights (torch.distributed)."""

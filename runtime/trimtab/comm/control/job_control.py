@@ -1,0 +1,160 @@
+"""JobControl: what the CLI, the launcher and later the operator ask of a running job.
+
+`JobControlHandler` is implemented by the coordinator; `JobControlServicer` puts it on the wire, on the
+coordinator's loop. `JobControlClient` is the blocking client of the CLI, on the caller's thread.
+"""
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, Self
+
+import grpc
+import grpc.aio
+
+from trimtab.comm.control.constants import CHANNEL_OPTIONS
+from trimtab.errors import DeadlineError, TrimtabError, UserError
+from trimtab.v1 import job_control_pb2 as jc
+from trimtab.v1 import job_control_pb2_grpc as jc_grpc
+
+
+class JobControlHandler(Protocol):
+    """The coordinator's side.
+
+    Every method runs on the coordinator's loop and may be called at any time after
+    `ControlServer.start`. A `UserError` reaches the caller as its message; a `TrimtabError` too.
+    """
+
+    async def get_status(self) -> jc.JobStatus:
+        """The job as it is now; never blocks on a worker."""
+        ...
+
+    def watch(self) -> AsyncIterator[jc.JobStatus]:
+        """The status now and after every change, until the job ends; several may watch at once."""
+        ...
+
+    async def checkpoint(self, request: jc.CheckpointRequest) -> jc.CheckpointResponse:
+        """Save after the running step; returns when it is committed, or raises past `timeout_s`."""
+        ...
+
+    async def update_rollout(self, request: jc.UpdateRolloutRequest) -> jc.UpdateRolloutResponse:
+        """Change the sampling from the next step on; repeating it is harmless."""
+        ...
+
+    async def stop(self, request: jc.StopRequest) -> jc.StopResponse:
+        """Ask the job to stop and return at once; repeating it can only shorten the grace."""
+        ...
+
+
+class JobControlServicer(jc_grpc.JobControlServicer):
+    """Delegates to the handler and turns its errors into gRPC status codes."""
+
+    def __init__(self, handler: JobControlHandler) -> None:
+        self._handler = handler
+
+    async def GetStatus(self, request: jc.GetStatusRequest, context: Any) -> jc.JobStatus:  # noqa: N802
+        """See the proto."""
+        return await self._handler.get_status()
+
+    async def Watch(self, request: jc.WatchRequest, context: Any) -> AsyncIterator[jc.JobStatus]:  # noqa: N802
+        """See the proto."""
+        async for status in self._handler.watch():
+            yield status
+
+    async def Checkpoint(self, request: jc.CheckpointRequest, context: Any) -> jc.CheckpointResponse:  # noqa: N802
+        """See the proto."""
+        try:
+            return await self._handler.checkpoint(request)
+        except TrimtabError as error:
+            await _abort(context, error)
+
+    async def UpdateRollout(  # noqa: N802
+        self, request: jc.UpdateRolloutRequest, context: Any
+    ) -> jc.UpdateRolloutResponse:
+        """See the proto."""
+        try:
+            return await self._handler.update_rollout(request)
+        except TrimtabError as error:
+            await _abort(context, error)
+
+    async def Stop(self, request: jc.StopRequest, context: Any) -> jc.StopResponse:  # noqa: N802
+        """See the proto."""
+        try:
+            return await self._handler.stop(request)
+        except TrimtabError as error:
+            await _abort(context, error)
+
+
+async def _abort(context: Any, error: TrimtabError) -> NoReturn:
+    if isinstance(error, UserError):
+        code = grpc.StatusCode.INVALID_ARGUMENT
+    elif isinstance(error, DeadlineError):
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+    else:
+        code = grpc.StatusCode.INTERNAL
+    await context.abort(code, str(error))
+    raise AssertionError("abort raises")
+
+
+class JobControlClient:
+    """Blocking client, for one thread.
+
+    Every call has a deadline; failures are `UserError` where no coordinator answers (the job is not
+    running) and `TrimtabError` with the coordinator's own message.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub = jc_grpc.JobControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def get_status(self, *, timeout_s: float = 10.0) -> jc.JobStatus:
+        """The job as it is now."""
+        status: jc.JobStatus = self._call(self._stub.GetStatus, jc.GetStatusRequest(), timeout_s)
+        return status
+
+    def checkpoint(self, *, timeout_s: float) -> jc.CheckpointResponse:
+        """Save a checkpoint now; returns when it is committed."""
+        # The coordinator's own deadline names whom it waited for, so it gets the chance to answer first.
+        request = jc.CheckpointRequest(timeout_s=timeout_s)
+        response: jc.CheckpointResponse = self._call(self._stub.Checkpoint, request, timeout_s + 5.0)
+        return response
+
+    def update_rollout(
+        self, request: jc.UpdateRolloutRequest, *, timeout_s: float = 10.0
+    ) -> jc.UpdateRolloutResponse:
+        """Change the rollout's sampling from the next step on."""
+        response: jc.UpdateRolloutResponse = self._call(self._stub.UpdateRollout, request, timeout_s)
+        return response
+
+    def stop(self, *, reason: str, grace_s: float, timeout_s: float = 10.0) -> None:
+        """Ask the job to stop; returns once the coordinator has taken note."""
+        self._call(self._stub.Stop, jc.StopRequest(reason=reason, grace_s=grace_s), timeout_s)
+
+    def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        try:
+            return method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+            if code == grpc.StatusCode.UNAVAILABLE:
+                raise UserError(
+                    f"no coordinator answers at {self._address}: the job is not running or not up yet"
+                ) from error
+            if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise DeadlineError(
+                    f"the coordinator at {self._address} did not answer within {timeout_s:g} s ({details})"
+                ) from error
+            if code == grpc.StatusCode.INVALID_ARGUMENT:
+                raise UserError(details) from error
+            raise TrimtabError(f"the coordinator at {self._address}: {code.name}: {details}") from error
