@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from trimtab.errors import UserError
 
 STATE_VERSION = 1

@@ -1,0 +1,43 @@
+"""load_tokenizer and eos_token_ids on real directories."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from trimtab.api.model import ModelSpec
+from trimtab.data import eos_token_ids, load_tokenizer
+from trimtab.errors import UserError
+
+
+def test_load_tokenizer_relative_path_and_own_template(tiny_model_dir: Path) -> None:
+    spec = ModelSpec.model_validate({"path": tiny_model_dir.name, "tokenizer": {"chatTemplate": "{{ 'x' }}"}})
+    tokenizer = load_tokenizer(spec, tiny_model_dir.parent)
+    assert tokenizer.decode(tokenizer("12+3")["input_ids"]) == "12+3"
+    assert tokenizer.chat_template == "{{ 'x' }}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"path": "absent/model"}, r"model\.path: cannot load a tokenizer from 'absent/model'"),
+        ({"path": ".", "tokenizer": {"path": "absent"}}, r"model\.tokenizer\.path: .*'absent'"),
+        ({"path": "empty"}, r"model\.path: cannot load a tokenizer from 'empty'"),
+    ],
+    ids=["no model", "no tokenizer", "folder without a tokenizer"],
+)
+def test_load_tokenizer_absent_is_a_user_error(tmp_path: Path, spec: dict[str, object], message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(ModelSpec.model_validate(spec), tmp_path)
+
+
+def test_eos_token_ids_adds_those_of_the_generation_settings(tiny_model_dir: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model_dir, model)
+    tokenizer = load_tokenizer(ModelSpec(path=str(model)), tmp_path)
+    assert eos_token_ids(model, tokenizer) == (2,)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 2, 1]}))
+    assert eos_token_ids(model, tokenizer) == (1, 2, 5)
+    (model / "generation_config.json").unlink()
+    assert eos_token_ids(model, tokenizer) == (2,)
