@@ -19,7 +19,7 @@ from trimtab.algorithms.denominators import Denominators
 from trimtab.algorithms.kl import LOG_RATIO_LIMIT, KLEstimator, kl_penalty
 
 if TYPE_CHECKING:
-    from trimtab.api import GRPO
+    from trimtab.api.algorithm import GRPOSpec
 
 __all__ = ["Denominators", "GrpoLoss", "GrpoLossConfig", "LossFn", "PolicyLossInputs", "grpo_loss"]
 
@@ -69,7 +69,7 @@ class GrpoLossConfig:
     entropy_coefficient: float = 0.0
 
     @classmethod
-    def from_spec(cls, spec: "GRPO", *, max_response_tokens: int) -> Self:
+    def from_spec(cls, spec: "GRPOSpec", *, max_response_tokens: int) -> Self:
         """Read a job's `algorithm.grpo`; the scale factor is the longest response that the job allows."""
         return cls(
             clip_low=spec.clip.low,
@@ -184,10 +184,10 @@ def clipped_policy_loss(
 ) -> ClippedPolicyLoss:
     """max(-A r, -A clip(r, 1 - low, 1 + high)) per token, r = exp(log_prob - old_log_prob).
 
-    PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with the two bounds apart (DAPO, arXiv 2503.14476, section
-    3.1). Where A < 0 and `dual_clip` is c, at most -A c (dual-clip PPO, arXiv 1912.09729). The log-ratio is
-    clamped to +-20, beyond which the gradient is 0. Elementwise and unmasked; `clipped` also counts tokens that
-    the dual clip bounds afterwards, as verl does.
+    PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with a bound for each side (DAPO, arXiv 2503.14476,
+    section 3.1). Where A < 0 and `dual_clip` is c, at most -A c (dual-clip PPO, arXiv 1912.09729). The
+    log-ratio is clamped to +-20, beyond which the gradient is 0. Elementwise and unmasked; `clipped` also
+    counts tokens that the dual clip bounds afterwards, as verl does.
     """
     log_ratio = (log_probs - old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio = log_ratio.exp()
