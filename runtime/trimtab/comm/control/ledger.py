@@ -1,4 +1,4 @@
-"""CommandLedger: a worker runs each command key once. Used by WorkerSession from two threads, under a lock."""
+"""CommandLedger: a worker runs each command key once; WorkerSession uses it from two threads."""
 
 import hashlib
 import threading
