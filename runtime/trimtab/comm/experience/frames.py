@@ -82,7 +82,7 @@ def encode(message: Message) -> list[Buffer]:
             )
         described.append([name, dtype, list(array.shape)])
         contiguous = np.ascontiguousarray(array, wire)
-        buffers.append(memoryview(contiguous.reshape(-1).view(np.uint8)))
+        buffers.append(contiguous.reshape(-1).view(np.uint8).data)
     if len(buffers) > MAX_ARRAYS:
         raise FrameError(
             f"a message of kind {message.kind!r} has {len(buffers)} arrays, allowed are {MAX_ARRAYS}"

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Final
+from typing import Any, Final
 
 import zmq
 import zmq.asyncio
@@ -27,7 +27,7 @@ class ExperienceHub:
 
     def __init__(self) -> None:
         self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket = self._context.socket(zmq.ROUTER)
+        self._socket: Any = self._context.socket(zmq.ROUTER)
         configure(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown or full peer is an error, not a drop
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -35,7 +35,7 @@ class ExperienceHub:
         """Messages thrown away because they were not messages of this version."""
 
     def bind(self, address: str) -> str:
-        """Listen on `tcp://host:port` (port 0 or *: any free one); returns the endpoint. UserError if taken."""
+        """Listen on `tcp://host:port` (port *: any free one), return the endpoint. UserError if taken."""
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:

@@ -81,7 +81,7 @@ class ExperienceLink(_Dealer):
         super().__init__(zmq.Context(), identity, address)
 
     def send(self, message: Message, timeout_s: float) -> None:
-        """Queue a message; DeadlineError while the queue stays full. The arrays must not change afterwards."""
+        """Queue a message, whose arrays must not change afterwards; DeadlineError if the queue stays full."""
         frames = encode(message)
         deadline = time.monotonic() + timeout_s
         while True:
