@@ -4,6 +4,7 @@ Imported by the other modules of `trimtab.api` alone. No I/O; imports neither to
 """
 
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
@@ -90,6 +91,21 @@ def _quantity_text(value: object) -> object:
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
+def format_bytes(size: int) -> str:
+    """Write a size as the shortest quantity that is exact: 2Gi, 1536Mi, 1000."""
+    for suffix in ("Pi", "Ti", "Gi", "Mi", "Ki"):
+        if size and size % _SUFFIXES[suffix] == 0:
+            return f"{size // _SUFFIXES[suffix]}{suffix}"
+    return str(size)
+
+
+@dataclass(frozen=True)
+class Format:
+    """Says in words what a text's pattern allows."""
+
+    text: str
+
+
 class IntOrString:
     """Marks a field that YAML writes as an integer or a quantity string (for the CRD)."""
 
@@ -107,6 +123,7 @@ Quantity = Annotated[
     StringConstraints(
         min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
     ),
+    Format("a Kubernetes quantity such as 500m, 4 or 16Gi"),
     IntOrString(),
 ]
 """A Kubernetes quantity, kept as it is written."""
@@ -115,10 +132,14 @@ JsonObject = Annotated[dict[str, Any], Field(max_length=256), PreserveUnknown()]
 """Free-form members, passed on as they are."""
 
 DnsLabel = Annotated[
-    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
+    str,
+    StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"),
+    Format("a DNS label: at most 63 lower-case letters, digits and dashes, a letter or digit at each end"),
 ]
 ObjectName = Annotated[
-    str, StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+    str,
+    StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"),
+    Format("the name of a Kubernetes object: lower-case letters, digits, dashes and dots"),
 ]
 Text = Annotated[str, StringConstraints(max_length=65536)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -130,6 +151,7 @@ ImportPath = Annotated[
         max_length=256,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
     ),
+    Format("an import path such as package.module:Name"),
 ]
 """`package.module:name`."""
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]

@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, StringConstraints
 
 from trimtab.api.base import (
     DnsLabel,
+    Format,
     JsonObject,
     KubernetesObject,
     Name,
@@ -22,7 +23,13 @@ Resources = Annotated[dict[Name, Quantity], Field(max_length=32)]
 class Metadata(KubernetesObject):
     """The object's metadata, as in every Kubernetes object."""
 
-    name: Annotated[DnsLabel, Field(max_length=40)]
+    name: Annotated[
+        DnsLabel,
+        Field(max_length=40),
+        Format(
+            "a DNS label: at most 40 lower-case letters, digits and dashes, a letter or digit at each end"
+        ),
+    ]
     """Name of the job: a DNS label of at most 40 characters, because pod names are made from it."""
     namespace: DnsLabel | None = None
     """Namespace of the job; None: the client's. Has no meaning locally."""
@@ -36,7 +43,9 @@ class EnvVar(KubernetesObject):
     """One environment variable."""
 
     name: Annotated[
-        str, StringConstraints(min_length=1, max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")
+        str,
+        StringConstraints(min_length=1, max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"),
+        Format("the name of an environment variable: letters, digits, `_`, `.` and `-`, no digit first"),
     ]
     """Name of the variable."""
     value: Text | None = None

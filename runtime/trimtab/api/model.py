@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from trimtab.api.base import Model, Name, ObjectName, OneOf, PathText, Text
+from trimtab.api.base import Format, Model, Name, ObjectName, OneOf, PathText, Text
 
 
 class TokenizerSpec(Model):
@@ -63,7 +63,9 @@ class GitCode(Model):
     """Code in a git repository."""
 
     url: Annotated[
-        str, StringConstraints(min_length=1, max_length=1024, pattern=r"^(https?|ssh|git|file)://\S+$")
+        str,
+        StringConstraints(min_length=1, max_length=1024, pattern=r"^(https?|ssh|git|file)://\S+$"),
+        Format("a URL that begins with https://, http://, ssh://, git:// or file://"),
     ]
     """URL to clone."""
     revision: Name = "HEAD"

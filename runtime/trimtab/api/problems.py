@@ -17,9 +17,12 @@ class Problem:
     """What stands there; None where nothing does."""
     message: str
     """What is wrong, and what is allowed."""
+    line: int | None = None
+    """Line of the file, from 1; None where it comes from no file."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        text = f"{self.path}: {self.message}" if self.path else self.message
+        return text if self.line is None else f"line {self.line}: {text}"
 
 
 class JobError(UserError):

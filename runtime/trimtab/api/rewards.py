@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from trimtab.api.base import JsonObject, Model, Seconds
+from trimtab.api.base import Format, JsonObject, Model, Seconds
 
 
 def _function_name(fields: dict[str, Any]) -> Any:
@@ -21,10 +21,13 @@ class RewardSpec(Model):
             max_length=256,
             pattern=r"^([a-z][a-z0-9_]*|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*)$",
         ),
+        Format("the name of a built-in function such as exact_match, or package.module:name"),
     ]
     """Name of a built-in function, or `package.module:name` of the user's own (from `spec.code`)."""
     name: Annotated[
-        str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+        str,
+        StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"),
+        Format("at most 63 letters, digits, `_`, `.` and `-`"),
     ] = Field(default_factory=_function_name)
     """Name in metrics and reports; unique in the list. By default the function's."""
     weight: Annotated[float, Field(ge=-1_000_000, le=1_000_000)] = 1.0
