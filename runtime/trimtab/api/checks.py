@@ -22,11 +22,12 @@ def _roles_of_algorithm(spec: "JobSpec") -> Iterator[Problem]:
     name = spec.algorithm.chosen
     if spec.roles.critic is not None:
         yield Problem("spec.roles.critic", None, f"{name} has no critic: leave the role out")
-    if spec.roles.reference is not None:
+    grpo = spec.algorithm.grpo
+    if spec.roles.reference is not None and grpo is not None and grpo.kl.coefficient == 0:
         yield Problem(
             "spec.roles.reference",
             None,
-            "a role of its own is not served yet: leave it out, the actor holds the reference",
+            "nothing uses a reference: leave it out, or set algorithm.grpo.kl.coefficient above 0",
         )
 
 

@@ -1,6 +1,6 @@
-"""Turn what pydantic finds into problems that a user can act on: path, value, what is allowed, what was meant.
+"""Turn what pydantic finds into problems that a user can act on: path, value, what is allowed.
 
-Called by `load`; one problem per mistake, in the order of the document.
+Called by `load`; one problem per mistake.
 """
 
 import json
@@ -38,11 +38,17 @@ def problems_of(error: ValidationError) -> list[Problem]:
             problems.extend(detail["ctx"]["problems"])
         elif detail["type"] == "missing" and _location(detail) in misspelt:
             continue  # the misspelt field is the mistake
-        elif (
-            detail["type"] != "default_factory_not_called"
-        ):  # the field it follows from has a problem already
+        elif not _is_consequence(detail, details):
             problems.append(_problem(detail))
     return problems
+
+
+def _is_consequence(detail: ErrorDetails, details: list[ErrorDetails]) -> bool:
+    """Whether another error is the mistake behind this one."""
+    if detail["type"] == "too_short":  # pydantic counts the valid items alone
+        loc = detail["loc"]
+        return any(len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in details)
+    return detail["type"] == "default_factory_not_called"  # the field it follows from has a problem
 
 
 def _location(detail: ErrorDetails) -> tuple[PathPart, ...]:

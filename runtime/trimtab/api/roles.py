@@ -56,8 +56,11 @@ class CriticSpec(ActorSpec):
     """The value model. Only for algorithms that have one."""
 
 
-class ReferenceSpec(ActorSpec):
-    """The frozen reference model in processes of its own; without it the actor holds the reference."""
+class ReferenceSpec(Model):
+    """The frozen reference model, which the actor holds."""
+
+    model: ModelSpec | None = None
+    """The model that the policy is pulled towards; None: `spec.model`, as it is at the start."""
 
 
 class SamplingSpec(Model):
@@ -169,7 +172,7 @@ class RolesSpec(Model):
     critic: CriticSpec | None = None
     """The value model; None: none. Refused by algorithms that have none (grpo)."""
     reference: ReferenceSpec | None = None
-    """The reference model in processes of its own; None: the actor holds it."""
+    """The reference model; None: `spec.model`, where the algorithm has a KL term."""
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)
     """The engines that generate."""
     reward: RewardRoleSpec = Field(default_factory=RewardRoleSpec)
