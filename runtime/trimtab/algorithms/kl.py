@@ -60,8 +60,9 @@ def _estimate(difference: Any, estimator: str) -> Any:
         case "k2" | "mse":
             return difference * difference / 2
     negative = (-difference).clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    exponential = np.exp(negative) if isinstance(negative, np.ndarray) else negative.exp()
-    return (exponential - negative - 1).clip(-K3_LIMIT, K3_LIMIT)
+    # Not exp(x) - 1: in float32 that leaves no digits of a log-ratio of 1e-3, which is a typical one.
+    growth = np.expm1(negative) if isinstance(negative, np.ndarray) else negative.expm1()
+    return (growth - negative).clip(-K3_LIMIT, K3_LIMIT)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,13 @@ def test_k3_is_never_negative_and_torch_equals_numpy(pairs: list[tuple[float, fl
     np.testing.assert_allclose(in_torch.numpy(), got, rtol=0, atol=1e-12)
 
 
+def test_k3_of_a_small_log_ratio_keeps_its_digits_in_float32() -> None:
+    # exp(x) - 1 - x = x^2/2 + x^3/6 for x = 1e-3: 5.0017e-7, of which exp(x) in float32 rounds off 1e-7.
+    reference = torch.tensor([1e-3])
+    got = kl_penalty(torch.tensor([0.0]), reference, "k3").item()
+    assert got == pytest.approx(5.0017e-7, rel=1e-3)
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_estimators_of_the_kl_agree_in_expectation(estimator: KLEstimator) -> None:
     # Exactly, over three tokens: KL = 0.5 ln(0.5/0.4) + 0.3 ln(0.3/0.35) + 0.2 ln(0.2/0.25) = 0.0207.
