@@ -1,0 +1,1 @@
+"""The `trimtab` command: one module per subcommand, imported when it is called."""
