@@ -412,6 +412,11 @@ def test_denominators_scale_factor_goes_before_the_settings() -> None:
     assert by_denominators.item() == pytest.approx(2 * by_settings.item())
 
 
+def test_loss_says_when_it_needs_a_differentiable_entropy() -> None:
+    assert GrpoLoss(EVERYTHING).needs_entropy_gradient
+    assert not GrpoLoss(replace(EVERYTHING, entropy_coefficient=0.0)).needs_entropy_gradient
+
+
 def test_loss_object_equals_the_function() -> None:
     inputs = batch([3, 2])
     loss, _ = GrpoLoss(EVERYTHING)(inputs, denominators_of(inputs))
