@@ -14,6 +14,7 @@ loop: everything happens in `_Agent._turn`, woken by signals and output.
 
 import contextlib
 import ctypes
+import errno
 import os
 import selectors
 import signal
@@ -109,6 +110,8 @@ class _Agent:
         self._selector.register(wake_read, selectors.EVENT_READ, None)
         if self._env.launcher_pid is not None:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != self._env.launcher_pid:  # it died before the line above
+                return 128 + signal.SIGTERM
         try:
             for rank in ranks:
                 self._start(rank, several=len(ranks) > 1)
@@ -132,7 +135,7 @@ class _Agent:
             path = env.log_dir / f"{env.pod_name}-{env.rank}.log"
             output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             os.write(output, f"=== {env.worker_name} incarnation {env.incarnation}\n".encode())
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - our own module
             self._command,
             env=self._environ | env.to_environ(),
             stdin=subprocess.DEVNULL,
@@ -187,7 +190,7 @@ class _Agent:
                 if orphaned:  # the launcher was killed: nobody would end or use these any more
                     _signal_group(rank, signal.SIGKILL)
                 else:
-                    rank.process.send_signal(number)
+                    _signal_rank(rank, number)
 
     def _reap(self) -> None:
         while True:
@@ -220,7 +223,7 @@ class _Agent:
         if self._running:
             self._kill_at_s = time.monotonic() + self._peer_grace_s
             for other in self._running.values():
-                other.process.send_signal(signal.SIGTERM)
+                _signal_rank(other, signal.SIGTERM)
 
     def _kill_everything(self) -> None:
         """Whatever is still below this process, its own sessions included (orphans come to a subreaper)."""
@@ -260,6 +263,12 @@ def _how(code: int) -> str:
     return f"was ended by signal {-code} ({signal.Signals(-code).name})"
 
 
+def _signal_rank(rank: _Rank, number: int) -> None:
+    """To the rank alone. Not `Popen.send_signal`: that would reap the rank behind `_reap`'s back."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(rank.process.pid, number)
+
+
 def _signal_group(rank: _Rank, number: int) -> None:
     """To the rank's whole process group; it led one from before its exec."""
     with contextlib.suppress(ProcessLookupError):
@@ -267,9 +276,14 @@ def _signal_group(rank: _Rank, number: int) -> None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
+    """A full disk or a closed terminal costs lines of log, not the training."""
     view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EIO):
+            raise
 
 
 def _bind_to(agent_pid: int) -> Callable[[], None]:

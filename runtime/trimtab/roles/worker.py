@@ -72,9 +72,8 @@ def leave_signals_to_the_coordinator() -> None:
         if received:
             os._exit(128 + number)
         received.append(number)
-        text = (
-            f"{signal.Signals(number).name}: waiting for the coordinator's word; a second one ends at once\n"
-        )
+        name = signal.Signals(number).name
+        text = f"{name}: waiting for the coordinator's word; a second one ends at once\n"
         os.write(sys.stderr.fileno(), text.encode())  # logging may be what the signal interrupted
 
     signal.signal(signal.SIGTERM, handle)
