@@ -32,7 +32,7 @@ class AdaptiveController(Model):
 
 
 class ControllerSpec(OneOf):
-    """What happens to the KL coefficient over time: exactly one member."""
+    """What happens to the KL coefficient over time."""
 
     fixed: FixedController | None = None
     """The coefficient stays."""
@@ -82,7 +82,7 @@ class GRPOSpec(Model):
 
 
 class AlgorithmSpec(OneOf):
-    """The algorithm: exactly one member."""
+    """The algorithm and its settings."""
 
     grpo: GRPOSpec | None = None
     """Group Relative Policy Optimization."""

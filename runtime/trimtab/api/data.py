@@ -44,7 +44,7 @@ class PythonSource(Model):
 
 
 class DataSource(OneOf):
-    """Rows with a prompt: exactly one of path, huggingFace, reasoningGym and python."""
+    """Rows with a prompt."""
 
     shared: ClassVar[frozenset[str]] = frozenset({"format", "split"})
 

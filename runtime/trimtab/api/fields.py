@@ -4,6 +4,7 @@ Read by the messages of validation, `trimtab explain`, the reference page and, l
 wants to know what a field takes asks here and never pydantic.
 """
 
+import json
 import re
 import types
 from collections.abc import Iterator
@@ -137,6 +138,19 @@ class FieldDoc:
     derived: bool
     """The default follows from other fields."""
     description: str
+
+    @property
+    def default_text(self) -> str:
+        """The default as the file would write it, or why there is none."""
+        if self.required:
+            return "none: required"
+        if self.derived:
+            return "from other fields"
+        if self.default is None:
+            return "none"
+        if self.info.int_or_string and isinstance(self.default, int):
+            return format_bytes(self.default)
+        return json.dumps(self.default, ensure_ascii=False)
 
 
 @cache

@@ -77,7 +77,7 @@ class GitCode(Model):
 
 
 class CodeSpec(OneOf):
-    """Where the user's Python (rewards, datasets) comes from: exactly one of the members."""
+    """Where the user's Python (rewards, datasets) comes from."""
 
     path: PathText | None = None
     """Local folder (relative to the job's file) that is put on PYTHONPATH. Only for `trimtab run`."""

@@ -116,7 +116,7 @@ class HfSpec(Model):
 
 
 class EngineSpec(OneOf):
-    """What generates: exactly one member."""
+    """What generates the responses."""
 
     vllm: VllmSpec | None = None
     """vLLM."""

@@ -34,7 +34,7 @@ class CosineSchedule(Model):
 
 
 class ScheduleSpec(OneOf):
-    """The learning rate over time: exactly one member."""
+    """The learning rate over time."""
 
     constant: ConstantSchedule | None = None
     """The rate stays."""

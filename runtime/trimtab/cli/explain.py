@@ -1,7 +1,6 @@
 """`trimtab explain`: what a field of the job means and takes, as `kubectl explain` shows it."""
 
 import argparse
-import json
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +48,7 @@ def explain(path: str, *, recursive: bool = False) -> Iterator[str]:
         yield f"FIELD:    {known} <{field.info.name}>"
         if field.info.bounds:
             yield f"BOUNDS:   {field.info.bounds}"
-        yield f"DEFAULT:  {default_text(field)}"
+        yield f"DEFAULT:  {field.default_text}"
         yield ""
         yield "DESCRIPTION:"
         yield from _paragraph(field.description, "    ")
@@ -63,21 +62,6 @@ def explain(path: str, *, recursive: bool = False) -> Iterator[str]:
         yield ""
         yield "FIELDS:"
         yield from _tree(model, "  ") if recursive else _list(model)
-
-
-def default_text(field: Any) -> str:
-    """The default as the file would write it, or why there is none."""
-    if field.required:
-        return "none: required"
-    if field.derived:
-        return "from other fields"
-    if field.default is None:
-        return "none"
-    if field.info.int_or_string and isinstance(field.default, int):
-        from trimtab.api.base import format_bytes
-
-        return format_bytes(field.default)
-    return json.dumps(field.default, ensure_ascii=False)
 
 
 def _unknown(path: str) -> str:
@@ -110,7 +94,7 @@ def _list(model: Any) -> Iterator[str]:
 
     for field in fields_of(model):
         facts = [field.info.bounds] if field.info.bounds else []
-        facts.append("required" if field.required else f"default {default_text(field)}")
+        facts.append("required" if field.required else f"default {field.default_text}")
         yield f"  {field.name} <{field.info.name}>  {'; '.join(facts)}"
         yield from _paragraph(field.description, "      ")
         yield ""
