@@ -1,0 +1,207 @@
+"""Weight groups among real processes: agreement, loss of a member, and the group after it."""
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+from trimtab.comm.weights import TransferError, WeightGroup, WeightSender, build_manifest
+from trimtab.errors import DeadlineError
+
+_SHAPES = [("embed", (64, 32)), ("layer.w", (128, 128)), ("layer.b", (128,)), ("head", (64, 32))]
+_BUCKET_BYTES = 20_000
+
+
+def _weights(version):
+    return [(name, torch.full(shape, float(version) + i)) for i, (name, shape) in enumerate(_SHAPES)]
+
+
+def _manifest(shapes=_SHAPES):
+    return build_manifest(shapes, dtype=torch.bfloat16, bucket_bytes=_BUCKET_BYTES)
+
+
+class _Member:
+    """A receiver process."""
+
+    def __init__(self, port):
+        script = Path(__file__).with_name("weight_receiver.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._answers = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self._answers.put(json.loads(line))
+
+    def tell(self, verb, **arguments):
+        self.process.stdin.write(json.dumps({"verb": verb, **arguments}) + "\n")
+        self.process.stdin.flush()
+
+    def receive(self, version, **arguments):
+        defaults = {"shapes": _SHAPES, "bucket_bytes": _BUCKET_BYTES, "timeout_s": 30.0}
+        self.tell("receive", version=version, **(defaults | arguments))
+
+    def answer(self):
+        return self._answers.get(timeout=60)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait(10)
+        self._reader.join(10)
+        self.process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+
+@pytest.fixture
+def store():
+    return TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
+
+
+@pytest.fixture
+def members(store):
+    """Starts receivers on demand; ends them all."""
+    made = []
+
+    def make(count):
+        made.extend(_Member(store.port) for _ in range(count))
+        return made[-count:]
+
+    yield make
+    for member in made:
+        member.close()
+
+
+def _join(store, name, members, timeout_s=60.0):
+    for rank, member in enumerate(members, start=1):
+        member.tell("join", group=name, rank=rank, world_size=len(members) + 1, timeout_s=timeout_s)
+    group = WeightGroup.join(
+        name,
+        backend="gloo",
+        store_host="127.0.0.1",
+        store_port=store.port,
+        rank=0,
+        world_size=len(members) + 1,
+        timeout_s=timeout_s,
+    )
+    for member in members:
+        assert member.answer()["error"] is None
+    return group
+
+
+def _send(group, version, timeout_s=30.0, weights=None):
+    return WeightSender(group).send(
+        version, weights or _weights(version), _manifest(), _BUCKET_BYTES, timeout_s
+    )
+
+
+def test_publication_reaches_every_receiver_twice_over_one_group(store, members):
+    receivers = members(2)
+    group = _join(store, "a", receivers)
+    for version in (1, 2):
+        for member in receivers:
+            member.receive(version)
+        assert _send(group, version) == 2 * sum(t.numel() for _, t in _weights(0))
+        for member in receivers:
+            assert member.answer()["got"] == {
+                name: pytest.approx(version + i) for i, (name, _) in enumerate(_SHAPES)
+            }
+    group.abort()
+
+
+def test_receiver_killed_mid_broadcast_all_give_up_and_a_new_group_works(store, members):
+    killed, left = members(2)
+    group = _join(store, "a", [killed, left])
+    killed.receive(1, die_at_tensor="layer.w", signal="SIGKILL")
+    left.receive(1)
+    drawn = []
+
+    def source():
+        for name, tensor in _weights(1):
+            drawn.append(name)
+            yield name, tensor
+
+    start = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"weight group 'a'.*no word from rank 1$"):
+        _send(group, 1, weights=source())
+    assert time.monotonic() - start < 15
+    assert drawn == [name for name, _ in _SHAPES], "the other actor ranks would hang in the gather"
+    name, message = left.answer()["error"]
+    assert name == "DeadlineError"
+    assert message.endswith("no word from rank 1")
+    assert group.aborted
+    again = _join(store, "b", [left])
+    left.receive(1)
+    _send(again, 1)
+    assert left.answer()["got"]["head"] == pytest.approx(4.0)
+    again.abort()
+
+
+def test_receiver_stopped_mid_broadcast_is_named_at_the_deadline(store, members):
+    stopped, left = members(2)
+    group = _join(store, "a", [stopped, left])
+    stopped.receive(1, die_at_tensor="embed", signal="SIGSTOP")
+    left.receive(1, timeout_s=3.0)
+    start = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"the deadline has passed.*rank 1"):
+        _send(group, 1, timeout_s=2.0)
+    assert time.monotonic() - start < 6
+    answer = left.answer()
+    assert answer["error"][0] == "DeadlineError"
+    assert answer["seconds"] < 8
+
+
+def test_missing_member_is_named_when_joining(store, members):
+    (receiver,) = members(1)
+    receiver.tell("join", group="a", rank=1, world_size=4, timeout_s=2.0)
+    with pytest.raises(DeadlineError, match=r"rank 0 waited for .*rank 2, rank 3 of 4 in vain"):
+        WeightGroup.join(
+            "a",
+            backend="gloo",
+            store_host="127.0.0.1",
+            store_port=store.port,
+            rank=0,
+            world_size=4,
+            timeout_s=2.0,
+        )
+    assert "rank 3 of 4 in vain" in receiver.answer()["error"][1]
+
+
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [
+        pytest.param({"version": 2}, "rank 1 expects another version", id="version"),
+        pytest.param(
+            {"version": 1, "shapes": _SHAPES[:-1]}, "rank 1 expects another manifest", id="manifest"
+        ),
+        pytest.param({"version": 1, "fail": True}, "rank 1 could not load the weights", id="load"),
+    ],
+)
+def test_receiver_that_cannot_take_it_is_named_to_the_sender(store, members, told, complaint):
+    (receiver,) = members(1)
+    group = _join(store, "a", [receiver])
+    receiver.receive(**told)
+    with pytest.raises(TransferError, match=complaint):
+        _send(group, 1)
+    assert receiver.answer()["error"][0] == "TransferError"
+    assert group.aborted
+
+
+def test_weights_that_differ_from_the_manifest_end_the_group_for_everyone(store, members):
+    (receiver,) = members(1)
+    group = _join(store, "a", [receiver])
+    receiver.receive(1)
+    with pytest.raises(ValueError, match=r"yielded 'head' .* where the manifest has 'embed'"):
+        _send(group, 1, weights=list(reversed(_weights(1))))
+    assert receiver.answer()["error"][0] == "DeadlineError"
