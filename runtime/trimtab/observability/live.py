@@ -26,7 +26,7 @@ MAX_WARNINGS = 3
 """Warnings that the panel keeps in sight; all of them stand above it and in the report."""
 SPARK_WIDTH = 8
 BLOCKS = "▁▂▃▄▅▆▇█"
-PHASE_COLOURS = {"Failed": "red", "Complete": "green", "Degraded": "yellow", "Suspended": "yellow"}
+PHASE_COLOURS = {"Failed": "red", "Complete": "green", "Recovering": "yellow", "Stopped": "yellow"}
 
 FIGURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward", ("critic/score/mean", "critic/rewards/mean")),
@@ -132,7 +132,7 @@ class LiveView:
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
         row.add_column(no_wrap=True, justify="right")
-        if status.phase in ("Complete", "Failed", "Suspended"):
+        if status.phase in ("Complete", "Failed", "Stopped"):
             now: RenderableType = Text(status.activity or status.phase)
         else:
             self._spinner.update(text=Text(status.activity or "starting"))

@@ -93,7 +93,7 @@ SECTIONS: tuple[Section, ...] = (
             *_spread("critic/score", "", "score of a response"),
             *_spread("critic/rewards", "", "reward of a response"),
             *_spread("critic/advantages", "", "advantage of a token"),
-            Metric("reward/{name}/mean", "", "Mean of one reward function, before its weight."),
+            Metric("reward/{name}/mean", "", "Mean of one reward function, weighted."),
             Metric("reward/failed", "responses", "Responses whose scoring raised, hung or was not finite."),
             Metric("reward/failed_share", "share", "The same as a share of the step's responses."),
             Metric("reward/dropped_groups", "groups", "Groups left out: too few responses with a score."),
@@ -186,7 +186,7 @@ SECTIONS: tuple[Section, ...] = (
         "Every `validation.everySteps` steps, on the validation data and its own sampling settings.",
         (
             Metric("val/score/mean", "", "Mean score; the share of right answers where the score is 0 or 1."),
-            Metric("val/reward/{name}/mean", "", "Mean of one reward function, before its weight."),
+            Metric("val/reward/{name}/mean", "", "Mean of one reward function, weighted."),
             Metric("val/response_length/mean", "tokens", "Mean response length."),
             Metric("val/response_length/clip_ratio", "share", "Responses cut off at the longest length."),
             Metric("val/num_samples", "prompts", "Prompts evaluated."),
