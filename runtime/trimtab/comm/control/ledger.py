@@ -43,13 +43,13 @@ class CommandLedger:
 
     def admit(self, command: pb.Command) -> tuple[Admission, pb.CommandResult | None]:
         """Decide on a command; the result is present exactly for ANSWERED."""
-        digest, body = _digest(command), command.WhichOneof("body") or "nothing"
+        asked, body = digest(command), command.WhichOneof("body") or "nothing"
         with self._lock:
             entry = self._entries.get(command.key)
             if entry is None:
-                self._entries[command.key] = _Entry(digest, body)
+                self._entries[command.key] = _Entry(asked, body)
                 return Admission.RUN, None
-            if entry.digest != digest:
+            if entry.digest != asked:
                 return Admission.ANSWERED, pb.CommandResult(
                     key=command.key,
                     ok=False,
@@ -74,8 +74,8 @@ class CommandLedger:
                 del self._entries[key]
 
 
-def _digest(command: pb.Command) -> bytes:
-    """Over all but the deadline, which a repeat may set anew."""
+def digest(command: pb.Command) -> bytes:
+    """What the command asks, as a hash: over all but the deadline, which a repeat may set anew."""
     body = pb.Command()
     body.CopyFrom(command)
     body.timeout_s = 0.0

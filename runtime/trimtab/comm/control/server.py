@@ -38,6 +38,7 @@ from trimtab.comm.control.constants import (
 from trimtab.comm.control.errors import CommandError
 from trimtab.comm.control.job_control import JobControlHandler, JobControlServicer
 from trimtab.comm.control.keys import WorkerKey
+from trimtab.comm.control.ledger import digest
 from trimtab.errors import DeadlineError, UserError, WorkerLostError
 from trimtab.v1 import control_pb2 as pb
 from trimtab.v1 import control_pb2_grpc as pb_grpc
@@ -62,6 +63,12 @@ class WorkerInfo:
     """Loop time of the last message of any kind."""
 
 
+@dataclass(frozen=True)
+class _Pending:
+    asked: bytes
+    result: "asyncio.Future[pb.CommandResult]"
+
+
 @dataclass
 class _Connection:
     worker: WorkerKey
@@ -69,7 +76,9 @@ class _Connection:
     outbox: "asyncio.Queue[pb.CoordinatorMessage]"
     closed: "asyncio.Future[str]"
     """Its result is the reason; once set, the stream is on its way down."""
-    pending: "dict[str, asyncio.Future[pb.CommandResult]]" = field(default_factory=dict)
+    pending: "dict[str, _Pending]" = field(default_factory=dict)
+    leaving: str | None = None
+    """Why it was told to leave, once it was."""
 
     def close(self, reason: str) -> None:
         if not self.closed.done():
@@ -127,6 +136,7 @@ class ControlServer:
         try:
             port = server.add_insecure_port(address)
         except RuntimeError as error:
+            await server.stop(grace=None)
             raise UserError(
                 f"the coordinator cannot listen on {address}: the port is in use or the address is not of "
                 "this machine; end the other process or choose another port"
@@ -146,24 +156,28 @@ class ControlServer:
         Safe to repeat under the same key, also after an error and on a later coordinator. Raises
         WorkerLostError where the worker is not connected or its stream ends first, DeadlineError past
         `timeout_s`, CommandError where the worker answered with an error; each names the worker.
-        `command.timeout_s` is filled in where it is 0.
+        `command.timeout_s` is filled in where it is 0. A key that this stream still owes an answer is
+        not sent again: the call waits for that answer.
         """
         connection = self._connections.get(worker.place)
         if connection is None or connection.worker != worker or connection.closed.done():
             raise WorkerLostError(f"{worker} is not connected (command {command.key})")
         assert command.key, "a command needs an idempotency key"
-        result = connection.pending.get(command.key)
-        if result is None:
-            result = asyncio.get_running_loop().create_future()
-            connection.pending[command.key] = result
-        sent = pb.Command()
-        sent.CopyFrom(command)
-        sent.timeout_s = sent.timeout_s or timeout_s
-        connection.outbox.put_nowait(pb.CoordinatorMessage(command=sent))
-        body = command.WhichOneof("body")
+        asked, body = digest(command), command.WhichOneof("body")
+        pending = connection.pending.get(command.key)
+        if pending is None:
+            pending = _Pending(asked, asyncio.get_running_loop().create_future())
+            connection.pending[command.key] = pending
+            sent = pb.Command()
+            sent.CopyFrom(command)
+            sent.timeout_s = sent.timeout_s or timeout_s
+            connection.outbox.put_nowait(pb.CoordinatorMessage(command=sent))
+        elif pending.asked != asked:
+            message = f"key {command.key} is in use for another command than this {body}"
+            raise CommandError(str(worker), "internal", message)
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await asyncio.shield(result)
+                answer = await asyncio.shield(pending.result)
         except TimeoutError as error:
             activity = connection.info.heartbeat.activity
             raise DeadlineError(
@@ -179,6 +193,7 @@ class ControlServer:
         connection = self._connections.get(worker.place)
         if connection is None or connection.worker != worker:
             return
+        connection.leaving = reason
         shutdown = pb.Shutdown(reason=reason, exit_code=exit_code)
         connection.outbox.put_nowait(pb.CoordinatorMessage(shutdown=shutdown))
 
@@ -261,8 +276,8 @@ class ControlServer:
         try:
             ends: set[asyncio.Future[Any]] = {reader, writer, connection.closed}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not connection.closed.done():
-                connection.close("its stream ended")
+            told = connection.leaving
+            connection.close("its stream ended" if told is None else f"told to leave: {told}")
         finally:
             reader.cancel()
             writer.cancel()
@@ -300,10 +315,10 @@ class ControlServer:
     def _drop(self, connection: _Connection) -> None:
         """Fail what waits for this connection and tell the coordinator; once per connection."""
         reason = connection.closed.result()
-        for key, result in connection.pending.items():
-            if not result.done():
-                result.set_exception(WorkerLostError(f"{connection.worker} was lost during {key}: {reason}"))
-                result.exception()  # the caller may have given up already
+        for key, pending in connection.pending.items():
+            error = WorkerLostError(f"{connection.worker} was lost during {key}: {reason}")
+            pending.result.set_exception(error)
+            pending.result.exception()  # the caller may have given up already
         connection.pending.clear()
         self._on_leave(connection.worker, reason)
 
@@ -321,9 +336,9 @@ class ControlServer:
                 info.register.applied_step = message.heartbeat.applied_step
                 info.register.weight_version = message.heartbeat.weight_version
             elif body == "result":
-                result = connection.pending.pop(message.result.key, None)
-                if result is not None and not result.done():
-                    result.set_result(message.result)
+                pending = connection.pending.pop(message.result.key, None)
+                if pending is not None:
+                    pending.result.set_result(message.result)
             elif body == "failed":
                 self._on_failed(connection.worker, message.failed.message, message.failed.error_kind)
             else:
