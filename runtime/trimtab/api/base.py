@@ -128,7 +128,11 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity, kept as it is written."""
 
-JsonObject = Annotated[dict[str, Any], Field(max_length=256), PreserveUnknown()]
+JsonObject = Annotated[
+    dict[Annotated[str, StringConstraints(min_length=1, max_length=256)], Any],
+    Field(max_length=256),
+    PreserveUnknown(),
+]
 """Free-form members, passed on as they are."""
 
 DnsLabel = Annotated[

@@ -3,7 +3,6 @@
 Run by `JobSpec` when it is built, all of them at once; each yields problems, whose paths start at `spec`.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -119,15 +118,15 @@ def _reward_names(spec: "JobSpec") -> Iterator[Problem]:
     if spec.validation is not None and spec.validation.rewards is not None:
         lists.append(("spec.validation.rewards", spec.validation.rewards))
     for path, rewards in lists:
-        counts = Counter(reward.name for reward in rewards)
+        seen: set[str] = set()
         for index, reward in enumerate(rewards):
-            if counts[reward.name] > 1:
-                counts[reward.name] = 0
+            if reward.name in seen:
                 yield Problem(
                     f"{path}[{index}].name",
                     reward.name,
                     f"{reward.name!r} appears twice: give each reward a name",
                 )
+            seen.add(reward.name)
 
 
 def _volumes(spec: "JobSpec") -> Iterator[Problem]:

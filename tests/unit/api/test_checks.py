@@ -1,0 +1,165 @@
+import pytest
+from trimtab.api import JobError, parse_job
+
+SAMPLING = {"sampling": {"temperature": 0.0}}
+
+CASES = {
+    "grpo refuses a critic": (
+        {"roles": {"critic": {}}},
+        {"roles": {"critic": None}},
+        "spec.roles.critic",
+        "grpo has no critic",
+    ),
+    "a reference needs a KL term": (
+        {"roles": {"reference": {}}, "algorithm": {"grpo": {"kl": {"coefficient": 0}}}},
+        {"roles": {"reference": {}}, "algorithm": {"grpo": {"kl": {"coefficient": 0.1}}}},
+        "spec.roles.reference",
+        "nothing uses a reference",
+    ),
+    "mini-batches divide the step": (
+        {"training": {"promptsPerStep": 8, "miniBatchPrompts": 3}},
+        {"training": {"promptsPerStep": 8, "miniBatchPrompts": 4}},
+        "spec.training.miniBatchPrompts",
+        "does not divide promptsPerStep (8)",
+    ),
+    "a micro-batch holds the longest sequence": (
+        {
+            "data": {"maxPromptTokens": 100},
+            "training": {"maxResponseTokens": 28, "maxTokensPerMicroBatch": 127},
+        },
+        {
+            "data": {"maxPromptTokens": 100},
+            "training": {"maxResponseTokens": 28, "maxTokensPerMicroBatch": 128},
+        },
+        "spec.training.maxTokensPerMicroBatch",
+        "at least 128 (data.maxPromptTokens 100 + maxResponseTokens 28)",
+    ),
+    "the shard size divides the ranks": (
+        {"training": {"shardSize": 3}, "roles": {"actor": {"nodes": 2, "gpusPerNode": 4}}},
+        {"training": {"shardSize": 4}, "roles": {"actor": {"nodes": 2, "gpusPerNode": 4}}},
+        "spec.training.shardSize",
+        "the actor's 8 ranks",
+    ),
+    "rollout minReplicas is at most replicas": (
+        {"roles": {"rollout": {"replicas": 2, "minReplicas": 3}}},
+        {"roles": {"rollout": {"replicas": 2, "minReplicas": 2}}},
+        "spec.roles.rollout.minReplicas",
+        "at most replicas (2)",
+    ),
+    "reward minReplicas is at most replicas": (
+        {"roles": {"reward": {"minReplicas": 2}}},
+        {"roles": {"reward": {"replicas": 2, "minReplicas": 2}}},
+        "spec.roles.reward.minReplicas",
+        "at most replicas (1)",
+    ),
+    "an engine uses all GPUs of its replica": (
+        {"roles": {"rollout": {"gpusPerNode": 4, "engine": {"vllm": {"tensorParallelSize": 2}}}}},
+        {"roles": {"rollout": {"gpusPerNode": 2, "nodes": 2, "engine": {"vllm": {"tensorParallelSize": 4}}}}},
+        "spec.roles.rollout.engine.vllm.tensorParallelSize",
+        "which are 4",
+    ),
+    "hf takes one GPU": (
+        {"roles": {"rollout": {"gpusPerNode": 2, "engine": {"hf": {}}}}},
+        {"roles": {"rollout": {"gpusPerNode": 1, "engine": {"hf": {}}}}},
+        "spec.roles.rollout.engine.hf",
+        "at most one GPU",
+    ),
+    "maxModelTokens holds the longest validation sequence": (
+        {
+            "validation": {"data": {"path": "x"}, "maxResponseTokens": 2048},
+            "roles": {"rollout": {"engine": {"vllm": {"maxModelTokens": 2559}}}},
+        },
+        {
+            "validation": {"data": {"path": "x"}, "maxResponseTokens": 2048},
+            "roles": {"rollout": {"engine": {"vllm": {"maxModelTokens": 2560}}}},
+        },
+        "spec.roles.rollout.engine.vllm.maxModelTokens",
+        "at least 2560",  # 512 of the prompt + 2048
+    ),
+    "training does not sample greedily": (
+        {"roles": {"rollout": SAMPLING}},
+        {"validation": {"data": {"path": "x"}, **SAMPLING}},
+        "spec.roles.rollout.sampling.temperature",
+        "more than 0",
+    ),
+    "reward names are unique": (
+        {"rewards": [{"function": "length"}, {"function": "my:length"}]},
+        {"rewards": [{"function": "length"}, {"function": "my:length", "name": "mine"}]},
+        "spec.rewards[1].name",
+        "appears twice",
+    ),
+    "validation reward names are unique": (
+        {"validation": {"data": {"path": "x"}, "rewards": [{"function": "length"}] * 2}},
+        {"validation": {"data": {"path": "x"}, "rewards": [{"function": "length"}]}},
+        "spec.validation.rewards[1].name",
+        "appears twice",
+    ),
+    "a mount names a volume": (
+        {"volumes": [{"name": "runs"}], "volumeMounts": [{"name": "run", "mountPath": "/runs"}]},
+        {"volumes": [{"name": "runs"}], "volumeMounts": [{"name": "runs", "mountPath": "/runs"}]},
+        "spec.volumeMounts[0].name",
+        "'run' is no volume: runs",
+    ),
+    "code names a volume": (
+        {"code": {"volume": {"name": "code"}}},
+        {"code": {"volume": {"name": "code"}}, "volumes": [{"name": "code"}]},
+        "spec.code.volume.name",
+        "spec.volumes is empty",
+    ),
+    "steps and epochs exclude each other": (
+        {"training": {"epochs": 2}},
+        {"training": {"steps": None, "epochs": 2}},
+        "spec.training",
+        "steps is 10, epochs is 2",
+    ),
+    "steps or epochs is given": (
+        {"training": {"steps": None}},
+        {"training": {"steps": 1}},
+        "spec.training",
+        "neither is given",
+    ),
+    "an algorithm is chosen": (
+        {"algorithm": {"grpo": None}},
+        {"algorithm": {"grpo": {}}},
+        "spec.algorithm",
+        "nothing is chosen; exactly one of these is allowed: grpo",
+    ),
+    "engines exclude each other": (
+        {"roles": {"rollout": {"engine": {"vllm": {}, "hf": {}}}}},
+        {"roles": {"rollout": {"engine": {"hf": {}}}}},
+        "spec.roles.rollout.engine",
+        "vllm and hf are given together",
+    ),
+    "format goes with path": (
+        {"data": {"train": {"path": None, "format": "jsonl", "python": {"className": "a:B"}}}},
+        {"data": {"train": {"format": "jsonl"}}},
+        "spec.data.train",
+        "format goes with path alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_check_refuses_the_wrong_job(case, job_data):
+    wrong, _, path, text = CASES[case]
+    with pytest.raises(JobError) as caught:
+        parse_job(job_data(**wrong))
+    [problem] = caught.value.problems
+    assert problem.path == path
+    assert text in problem.message
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_check_accepts_the_right_job(case, job_data):
+    parse_job(job_data(**CASES[case][1]))
+
+
+def test_checks_report_all_problems_at_once(job_data):
+    data = job_data(training={"miniBatchPrompts": 7}, roles={"critic": {}, "rollout": {"minReplicas": 2}})
+    with pytest.raises(JobError) as caught:
+        parse_job(data)
+    assert {problem.path for problem in caught.value.problems} == {
+        "spec.training.miniBatchPrompts",
+        "spec.roles.critic",
+        "spec.roles.rollout.minReplicas",
+    }
