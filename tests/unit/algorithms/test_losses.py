@@ -5,12 +5,14 @@ from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trimtab.algorithms.aggregation import AggregationMode, aggregate
 from trimtab.algorithms.denominators import Denominators
+from trimtab.algorithms.kl import kl_in_reward
 from trimtab.algorithms.losses import GrpoLoss, GrpoLossConfig, PolicyLossInputs, grpo_loss
 from trimtab.api.algorithm import GRPOSpec
 
@@ -248,6 +250,23 @@ def test_kl_in_the_reward_is_measured_but_not_added() -> None:
     without, _ = grpo_loss(inputs, denominators_of(inputs), config.with_kl_coefficient(0.0))
     assert with_kl.item() == without.item()
     assert metrics["kl/actual"].item() > 0
+
+
+@every_mode
+def test_actual_kl_is_what_the_controller_would_get_from_the_reward(mode: AggregationMode) -> None:
+    inputs = batch([2, 9, 4])
+    _, metrics = grpo_loss(inputs, denominators_of(inputs), replace(EVERYTHING, aggregation=mode))
+    assert inputs.reference_log_probs is not None
+    in_reward = kl_in_reward(
+        np.zeros(15),
+        inputs.log_probs.detach().numpy(),
+        inputs.reference_log_probs.numpy(),
+        inputs.mask.numpy(),
+        np.array([0, 2, 11, 15]),
+        estimator="k3",
+        coefficient=1.0,
+    )
+    assert metrics["kl/actual"].item() == pytest.approx(in_reward.current_kl, abs=1e-12)
 
 
 @every_mode
