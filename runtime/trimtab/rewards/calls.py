@@ -15,9 +15,11 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from trimtab.api.rewards import RewardSpec
+if TYPE_CHECKING:  # a worker process starts in a tenth of a second without it
+    from trimtab.api.rewards import RewardSpec
+
 
 HEADER = struct.Struct(">I")
 
@@ -37,7 +39,7 @@ class RewardCall:
     """Where in the job it stands, for messages."""
 
     @classmethod
-    def from_specs(cls, specs: Sequence[RewardSpec], *, path: str) -> list["RewardCall"]:
+    def from_specs(cls, specs: "Sequence[RewardSpec]", *, path: str) -> list["RewardCall"]:
         """The calls of a job's reward list; `path` is the list's own (`spec.rewards`)."""
         return [
             cls(

@@ -10,17 +10,20 @@ import subprocess
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trimtab.api.rewards import RewardSpec
 from trimtab.errors import UserError
 from trimtab.rewards.calls import RewardCall, encode, read_frame, setup_message
 from trimtab.rewards.process import worker_command
+
+if TYPE_CHECKING:
+    from trimtab.api.rewards import RewardSpec
 
 CHECK_TIMEOUT_S = 120.0
 
 
 def check_rewards(
-    specs: Sequence[RewardSpec],
+    specs: "Sequence[RewardSpec]",
     code_paths: Sequence[Path],
     base_dir: Path,
     *,

@@ -114,14 +114,11 @@ def _call(
         result = function(**inputs)
         if inspect.isawaitable(result):
             result = loop.run_until_complete(_awaited(result))
-    except MemoryError as error:
+    except MemoryError:
         # What it holds may be held for good: leave, the parent starts a fresh worker.
-        error.__traceback__ = None
-        return {
-            "error": "MemoryError: more memory than a reward worker may have",
-            "kind": "died",
-            "leaving": True,
-        }
+        limit_mib = resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20
+        error_text = f"MemoryError: more memory than a reward worker may have ({limit_mib} MiB)"
+        return {"error": error_text, "kind": "died", "leaving": True}
     except BaseException as error:  # noqa: BLE001 (a user's function may raise anything, SystemExit included)
         traceback.print_exc(file=sys.stderr)
         return {"error": describe_exception(error), "kind": "raised"}
