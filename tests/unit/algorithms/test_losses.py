@@ -14,7 +14,6 @@ from trimtab.algorithms.aggregation import AggregationMode, aggregate
 from trimtab.algorithms.denominators import Denominators
 from trimtab.algorithms.kl import kl_in_reward
 from trimtab.algorithms.losses import GrpoLoss, GrpoLossConfig, PolicyLossInputs, grpo_loss
-from trimtab.api.algorithm import GRPOSpec
 
 MODES: list[AggregationMode] = [
     "token-mean",
@@ -103,22 +102,6 @@ def assert_equal(got: tuple[Any, Any], want: tuple[Any, Any]) -> None:
 
 
 # Hand-worked.
-
-
-@pytest.mark.parametrize(
-    ("mode", "want"),
-    [
-        # Sequence 0 keeps 1 and 2, sequence 1 keeps 6. Of the mini-batch: 4 tokens, 3 sequences, scale 10.
-        ("token-mean", 9 / 4),  # (1 + 2 + 6) / 4
-        ("seq-mean-token-sum", 9 / 3),
-        ("seq-mean-token-mean", 7.5 / 3),  # ((1 + 2) / 2 + 6) / 3
-        ("seq-mean-token-sum-norm", 9 / 3 / 10),
-    ],
-)
-def test_aggregate_hand_worked(mode: AggregationMode, want: float) -> None:
-    values, mask = tensor(1, 50, 2, 6), tensor(1, 0, 1, 1)
-    got = aggregate(values, mask, torch.tensor([0, 0, 0, 1]), 2, mode, Denominators(4, 3, 10))
-    assert got.item() == pytest.approx(want)
 
 
 @pytest.mark.parametrize(
@@ -400,28 +383,6 @@ def test_bfloat16_log_probs_are_raised_before_the_ratio() -> None:
 # Settings.
 
 
-def test_config_from_spec_reads_every_field() -> None:
-    spec = GRPOSpec.model_validate(
-        {
-            "clip": {"low": 0.1, "high": 0.28, "dual": 4.0},
-            "kl": {"coefficient": 0.02, "estimator": "k1", "placement": "reward"},
-            "entropyCoefficient": 0.003,
-            "lossAggregation": "seq-mean-token-sum-norm",
-        }
-    )
-    assert GrpoLossConfig.from_spec(spec, max_response_tokens=512) == GrpoLossConfig(
-        clip_low=0.1,
-        clip_high=0.28,
-        dual_clip=4.0,
-        aggregation="seq-mean-token-sum-norm",
-        scale_factor=512.0,
-        kl_coefficient=0.02,
-        kl_estimator="k1",
-        kl_placement="reward",
-        entropy_coefficient=0.003,
-    )
-
-
 def test_denominators_scale_factor_goes_before_the_settings() -> None:
     inputs = batch([3, 2])
     config = replace(EVERYTHING, aggregation="seq-mean-token-sum-norm", entropy_coefficient=0.0)
@@ -429,11 +390,6 @@ def test_denominators_scale_factor_goes_before_the_settings() -> None:
     by_settings, _ = grpo_loss(inputs, denominators, config)  # 16
     by_denominators, _ = grpo_loss(inputs, replace(denominators, scale_factor=8.0), config)
     assert by_denominators.item() == pytest.approx(2 * by_settings.item())
-
-
-def test_loss_says_when_it_needs_a_differentiable_entropy() -> None:
-    assert GrpoLoss(EVERYTHING).needs_entropy_gradient
-    assert not GrpoLoss(replace(EVERYTHING, entropy_coefficient=0.0)).needs_entropy_gradient
 
 
 def test_loss_object_equals_the_function() -> None:
