@@ -1,5 +1,63 @@
-PY := .venv/bin/python
+# Everything goes through here; `make help` lists it. Targets that need Python set it up first.
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+PYTEST_ARGS ?=
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Make .venv with everything; instant when nothing changed
+	@scripts/setup.sh
+
+.PHONY: demo
+demo: setup ## Make a tiny model and train it with GRPO through real role processes
+	$(BIN)/python examples/quickstart/prepare.py
+	$(BIN)/trimtab run examples/quickstart/job.yaml
+
+.PHONY: test
+test: setup ## Run every test that this machine can run
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: test-fast
+test-fast: setup ## Run the tests that start no whole job
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: setup ## Check style, formatting, imports between layers and shell scripts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	for script in scripts/*.sh .ci/run; do bash -n "$$script" || exit 1; done
+
+.PHONY: types
+types: setup ## Check types, strictly
+	$(BIN)/mypy
+
+.PHONY: format
+format: setup ## Rewrite what the linter and formatter can put right themselves
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: verify
+verify: setup ## Regenerate everything generated and fail on a difference
+	$(BIN)/python scripts/verify_generated.py
 
 .PHONY: proto
-proto: ## Regenerate the Python beside the .proto files
-	$(PY) scripts/generate_proto.py
+proto: setup ## Regenerate the Python beside the .proto files
+	$(BIN)/python scripts/generate_proto.py
+
+.PHONY: docs
+docs: setup ## Regenerate the reference pages
+	$(BIN)/python scripts/generate_reference.py
+	$(BIN)/python scripts/generate_metrics_page.py
+
+.PHONY: bench
+bench: setup ## Run the benchmarks one after the other (about an hour on two cores)
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+.PHONY: crd images
+crd images: ## Not built yet: they come with the Kubernetes operator
+	@echo "'make $@' has nothing to make yet: it comes with the Kubernetes operator (docs/limits.md)." >&2
+	@exit 1
