@@ -4,11 +4,13 @@ Run by `JobSpec` when it is built, all of them at once; each yields problems, wh
 """
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
 from trimtab.api.problems import Problem
+from trimtab.api.rewards import BUILT_IN_REWARDS, RewardSpec
 
 if TYPE_CHECKING:
     from trimtab.api.job import JobSpec
@@ -27,6 +29,16 @@ def _roles_of_algorithm(spec: "JobSpec") -> Iterator[Problem]:
             "spec.roles.reference",
             None,
             "nothing uses a reference: leave it out, or set algorithm.grpo.kl.coefficient above 0",
+        )
+
+
+def _kl(spec: "JobSpec") -> Iterator[Problem]:
+    kl = None if spec.algorithm.grpo is None else spec.algorithm.grpo.kl
+    if kl is not None and kl.controller.adaptive is not None and kl.coefficient == 0:
+        yield Problem(
+            "spec.algorithm.grpo.kl.coefficient",
+            0.0,
+            "is 0, which the adaptive controller multiplies and never leaves: above 0, or controller {fixed: {}}",
         )
 
 
@@ -113,11 +125,29 @@ def _sampling(spec: "JobSpec") -> Iterator[Problem]:
         )
 
 
-def _reward_names(spec: "JobSpec") -> Iterator[Problem]:
-    lists = [("spec.rewards", spec.rewards)]
+def _reward_lists(spec: "JobSpec") -> Iterator[tuple[str, tuple[RewardSpec, ...]]]:
+    yield "spec.rewards", spec.rewards
     if spec.validation is not None and spec.validation.rewards is not None:
-        lists.append(("spec.validation.rewards", spec.validation.rewards))
-    for path, rewards in lists:
+        yield "spec.validation.rewards", spec.validation.rewards
+
+
+def _reward_functions(spec: "JobSpec") -> Iterator[Problem]:
+    for path, rewards in _reward_lists(spec):
+        for index, reward in enumerate(rewards):
+            if ":" in reward.function or reward.function in BUILT_IN_REWARDS:
+                continue
+            near = get_close_matches(reward.function, BUILT_IN_REWARDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"built in are {', '.join(BUILT_IN_REWARDS)}"
+            yield Problem(
+                f"{path}[{index}].function",
+                reward.function,
+                f"there is no built-in function {reward.function}: {hint}"
+                " (a function of your own is written package.module:name)",
+            )
+
+
+def _reward_names(spec: "JobSpec") -> Iterator[Problem]:
+    for path, rewards in _reward_lists(spec):
         seen: set[str] = set()
         for index, reward in enumerate(rewards):
             if reward.name in seen:
@@ -148,11 +178,13 @@ def _volumes(spec: "JobSpec") -> Iterator[Problem]:
 
 CHECKS: tuple[Callable[["JobSpec"], Iterator[Problem]], ...] = (
     _roles_of_algorithm,
+    _kl,
     _batches,
     _actor_world,
     _replicas,
     _engine,
     _sampling,
+    _reward_functions,
     _reward_names,
     _volumes,
 )

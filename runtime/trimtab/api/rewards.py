@@ -11,6 +11,21 @@ def _function_name(fields: dict[str, Any]) -> Any:
     return str(fields["function"]).rpartition(":")[2]
 
 
+BUILT_IN_REWARDS = (
+    "exact_match",
+    "numeric_match",
+    "regex_match",
+    "length",
+    "format",
+    "math_verify",
+    "reasoning_gym",
+)
+"""What `function` may name beside an import path; a test compares it with `trimtab.rewards`."""
+
+_IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]*"
+_DOTTED = rf"{_IDENTIFIER}(\.{_IDENTIFIER})*"
+
+
 class RewardSpec(Model):
     """One reward function; a response's score is the weighted sum over all of them."""
 
@@ -19,11 +34,12 @@ class RewardSpec(Model):
         StringConstraints(
             min_length=1,
             max_length=256,
-            pattern=r"^([a-z][a-z0-9_]*|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*)$",
+            pattern=rf"^([a-z][a-z0-9_]*|{_DOTTED}:{_DOTTED})$",
         ),
         Format("the name of a built-in function such as exact_match, or package.module:name"),
     ]
-    """Name of a built-in function, or `package.module:name` of the user's own (from `spec.code`)."""
+    """A built-in function (exact_match, numeric_match, regex_match, length, format, math_verify,
+    reasoning_gym), or `package.module:name` of the user's own, from `spec.code`."""
     name: Annotated[
         str,
         StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"),

@@ -3,8 +3,12 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trimtab.errors import ExitCode
+from trimtab.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from trimtab.api import RLTrainingJob
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -21,15 +25,29 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Check every file; problems go to stderr, one line each."""
-    from trimtab.api import JobError, load_job
+    from trimtab.api import load_job
 
     code = ExitCode.OK
     for path in args.files:
         try:
             job = load_job(path)
-        except JobError as error:
+            _check_code(job, path.parent)
+        except UserError as error:
             print(error, file=sys.stderr)
             code = ExitCode.USER_ERROR
         else:
             print(f"{path}: valid ({job.name})")
     return int(code)
+
+
+def _check_code(job: "RLTrainingJob", base_dir: Path) -> None:
+    """Whether the job's functions can be imported, where the code is on this machine (`spec.code.path`)."""
+    spec = job.spec
+    if spec.code is None or spec.code.path is None:
+        return
+    from trimtab.rewards.check import check_rewards
+
+    folders = [Path(spec.code.path)]
+    check_rewards(spec.rewards, folders, base_dir)
+    if spec.validation is not None and spec.validation.rewards is not None:
+        check_rewards(spec.validation.rewards, folders, base_dir, path="spec.validation.rewards")

@@ -16,6 +16,12 @@ CASES = {
         "spec.roles.reference",
         "nothing uses a reference",
     ),
+    "an adaptive KL coefficient starts above 0": (
+        {"algorithm": {"grpo": {"kl": {"coefficient": 0, "controller": {"adaptive": {}}}}}},
+        {"algorithm": {"grpo": {"kl": {"coefficient": 0.1, "controller": {"adaptive": {}}}}}},
+        "spec.algorithm.grpo.kl.coefficient",
+        "above 0",
+    ),
     "mini-batches divide the step": (
         {"training": {"promptsPerStep": 8, "miniBatchPrompts": 3}},
         {"training": {"promptsPerStep": 8, "miniBatchPrompts": 4}},
@@ -81,6 +87,18 @@ CASES = {
         {"validation": {"data": {"path": "x"}, **SAMPLING}},
         "spec.roles.rollout.sampling.temperature",
         "more than 0",
+    ),
+    "a built-in function exists": (
+        {"rewards": [{"function": "exact_mach"}]},
+        {"rewards": [{"function": "my.rewards:Scorer.score"}]},
+        "spec.rewards[0].function",
+        "there is no built-in function exact_mach: did you mean exact_match?",
+    ),
+    "a built-in function of the validation exists": (
+        {"validation": {"data": {"path": "x"}, "rewards": [{"function": "zzz"}]}},
+        {"validation": {"data": {"path": "x"}, "rewards": [{"function": "length"}]}},
+        "spec.validation.rewards[0].function",
+        "built in are exact_match, numeric_match",
     ),
     "reward names are unique": (
         {"rewards": [{"function": "length"}, {"function": "my:length"}]},

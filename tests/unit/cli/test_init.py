@@ -2,6 +2,7 @@ import pytest
 from trimtab.api import load_job
 from trimtab.cli.init import load_presets
 from trimtab.cli.main import main
+from trimtab.rewards.functions import BUILTINS
 
 
 @pytest.mark.parametrize("name", load_presets())
@@ -9,7 +10,10 @@ def test_preset_is_a_valid_job_of_its_name(name, tmp_path, capsys):
     assert main(["init", "--preset", name]) == 0
     path = tmp_path / "job.yaml"
     path.write_text(capsys.readouterr().out, encoding="utf-8")
-    assert load_job(path).name == name
+    job = load_job(path)
+    assert job.name == name
+    for reward in job.spec.rewards:
+        BUILTINS[reward.function](**reward.arguments)  # refuses arguments that it does not take
 
 
 def test_presets_are_the_common_cases():

@@ -33,3 +33,16 @@ def test_one_wrong_file_among_several_exits_64_and_checks_all(job_file, tmp_path
     captured = capsys.readouterr()
     assert "there is no such file" in captured.err
     assert "valid (grpo-small)" in captured.out
+
+
+def test_local_code_is_imported_and_a_missing_function_named(job_file, tmp_path, capsys):
+    (tmp_path / "my_rewards.py").write_text("def score(**_):\n    return 1.0\n", encoding="utf-8")
+    text = job_file.read_text(encoding="utf-8").replace(
+        "function: reasoning_gym", "function: my_rewards:NAME"
+    )
+    text = text.replace("  model:\n", "  code: {path: .}\n  model:\n")
+    job_file.write_text(text.replace("NAME", "score"), encoding="utf-8")
+    assert main(["validate", str(job_file)]) == 0
+    job_file.write_text(text.replace("NAME", "missing"), encoding="utf-8")
+    assert main(["validate", str(job_file)]) == 64
+    assert "'my_rewards' has no 'missing'; it has: score" in capsys.readouterr().err
