@@ -111,14 +111,15 @@ class LeasedSampler:
 
     def state(self) -> dict[str, Any]:
         """JSON: everything `load` needs; leases that are out count as unsettled."""
-        return {
-            "version": STATE_VERSION,
-            "dataset_size": self._size,
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "next": self._next,
-            "unsettled": sorted([*self._out.values(), *self._returned]),
-        }
+        return self._state(self._next, sorted([*self._out.values(), *self._returned]))
+
+    def initial_state(self) -> dict[str, Any]:
+        """The state before the first lease: `load` it to begin the training again."""
+        return self._state(0, [])
+
+    def initial_state(self) -> dict[str, Any]:
+        """What `state` gives before the first lease: to start over after a rollback to the beginning."""
+        return {**self.state(), "next": 0, "unsettled": []}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`: what was out or returned goes out first.
@@ -143,6 +144,16 @@ class LeasedSampler:
         self._next = int(state["next"])
         self._returned = sorted(int(serial) for serial in state["unsettled"])
         self._out = {}
+
+    def _state(self, next_serial: int, unsettled: list[int]) -> dict[str, Any]:
+        return {
+            "version": STATE_VERSION,
+            "dataset_size": self._size,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "next": next_serial,
+            "unsettled": unsettled,
+        }
 
     def _lease_of(self, serial: int) -> Lease:
         epoch, position = divmod(serial, self._size)

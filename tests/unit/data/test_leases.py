@@ -55,6 +55,15 @@ def test_load_with_leases_in_flight_repeats_the_uninterrupted_order() -> None:
     assert resumed.lease(8) == straight[4:]
 
 
+def test_initial_state_begins_again() -> None:
+    sampler = LeasedSampler(5, seed=3, shuffle=True)
+    first = sampler.lease(7)
+    sampler.ack(first[:3])
+    sampler.load(sampler.initial_state())
+    assert sampler.lease(7) == first
+    assert sampler.num_settled == 0
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
