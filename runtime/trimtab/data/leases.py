@@ -117,10 +117,6 @@ class LeasedSampler:
         """The state before the first lease: `load` it to begin the training again."""
         return self._state(0, [])
 
-    def initial_state(self) -> dict[str, Any]:
-        """What `state` gives before the first lease: to start over after a rollback to the beginning."""
-        return {**self.state(), "next": 0, "unsettled": []}
-
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`: what was out or returned goes out first.
 
