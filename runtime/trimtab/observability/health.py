@@ -134,6 +134,12 @@ def _failed_rewards(seen: Observation) -> str | None:
     return f"{_count(seen.value, 'response')} could not be scored."
 
 
+def _skipped_updates(seen: Observation) -> str | None:
+    if seen.value <= 0:
+        return None
+    return f"{_count(seen.value, 'optimiser update')} left out: the gradient was not finite."
+
+
 def _out_of_memory(seen: Observation) -> str | None:
     if seen.value <= 0:
         return None
@@ -212,6 +218,14 @@ RULES: tuple[Rule, ...] = (
         "The reward log names the function and the error; those samples are dropped, and above "
         "`failurePolicy.maxFailedRewardShare` the job fails.",
         _failed_rewards,
+    ),
+    Rule(
+        "updates-skipped",
+        "actor/skipped_updates",
+        "Any optimiser update that was left out because its gradient was not finite.",
+        "Once in a while is harmless. If it recurs: lower `learningRate` or `gradientClip`, or try "
+        "`precision.compute: float32`.",
+        _skipped_updates,
     ),
     Rule(
         "rollout-out-of-memory",

@@ -63,6 +63,7 @@ SECTIONS: tuple[Section, ...] = (
         "What the update of the policy did. Values are means over the step's response tokens, as "
         "`lossAggregation` weighs them, unless said otherwise.",
         (
+            Metric("actor/loss", "", "The whole loss: policy gradient, KL and entropy terms."),
             _verl("actor/pg_loss", "", "Policy-gradient loss after clipping."),
             _verl("actor/entropy", "nats", "Entropy of the policy's next-token distribution."),
             _verl("actor/ppo_kl", "nats", "Estimated KL from the sampling policy to the current one."),
@@ -73,6 +74,7 @@ SECTIONS: tuple[Section, ...] = (
             _verl("actor/reward_kl_penalty", "nats", "Mean KL to the reference taken off the rewards."),
             _verl("actor/reward_kl_penalty_coeff", "", "Coefficient of the KL penalty in the rewards."),
             _verl("actor/grad_norm", "", "Norm of the gradient before clipping (mean over updates)."),
+            Metric("actor/skipped_updates", "updates", "Updates left out: gradient not finite."),
             _verl("actor/lr", "", "Learning rate of the last update."),
         ),
     ),
@@ -98,6 +100,8 @@ SECTIONS: tuple[Section, ...] = (
             Metric("reward/failed_share", "share", "The same as a share of the step's responses."),
             Metric("reward/dropped_groups", "groups", "Groups left out: too few responses with a score."),
             Metric("reward/uniform_groups", "groups", "Groups of one score throughout; they teach nothing."),
+            Metric("reward/scored", "responses", "Responses that a reward process has scored so far."),
+            Metric("reward/worker_restarts", "", "Scoring processes that were killed and started again."),
             Metric("reward/latency_ms", "ms", "Mean time to score a response, queueing included."),
         ),
     ),
@@ -141,6 +145,9 @@ SECTIONS: tuple[Section, ...] = (
         (
             Metric("weights/version", "", "Version that the engines serve after this step."),
             Metric("weights/sync_s", "s", "Time of the publication, pausing and resuming included."),
+            Metric("weights/pause_s", "s", "Time that an engine did not generate for the sync."),
+            Metric("weights/bytes", "bytes", "Bytes that an engine received."),
+            Metric("weights/receive_s", "s", "Time that an engine took to receive and load them."),
             Metric("weights/bytes_per_s", "bytes/s", "Bytes published over the time of the publication."),
         ),
     ),
@@ -172,6 +179,14 @@ SECTIONS: tuple[Section, ...] = (
             ),
             _verl("perf/total_num_tokens", "tokens", "Tokens of the step, prompts included."),
             _verl("perf/time_per_step", "s", "The same as `timing_s/step`."),
+            Metric("perf/update_tokens", "tokens", "Tokens that the update went through."),
+            Metric(
+                "perf/update_tokens_per_s",
+                "tokens/s",
+                "The same per second, all ranks together.",
+            ),
+            Metric("perf/update_micro_batches", "", "Forward and backward passes on each rank."),
+            Metric("perf/max_memory_gb", "GB", "Peak memory of the update (on CPUs: resident)."),
             _verl("perf/max_memory_allocated_gb", "GiB", "Peak device memory held by tensors, largest rank."),
             _verl(
                 "perf/max_memory_reserved_gb",

@@ -40,6 +40,7 @@ def run(
         ("response_length/clip_ratio", [0.6] * 4, {}, [("responses-cut-off", 3)]),
         ("reward/failed", [0.0, 3.0, 3.0], {}, [("rewards-failing", 2)]),
         ("rollout/out_of_memory", [0, 2, 2], {}, [("rollout-out-of-memory", 2)]),
+        ("actor/skipped_updates", [0.0, 1.0, 1.0], {}, [("updates-skipped", 2)]),
         ("actor/grad_norm", [1.0, math.nan, math.inf], {}, [("non-finite", 2)]),
     ],
     ids=[
@@ -60,6 +61,7 @@ def run(
         "responses cut off",
         "rewards failing",
         "out of memory",
+        "updates skipped",
         "gradient norm not finite",
     ],
 )
@@ -81,7 +83,11 @@ def test_check_limit_none_switches_a_rule_off() -> None:
         max_log_prob_difference=None,
         max_latency_seconds=None,
     )
-    for metric in {rule.metric for rule in RULES} - {"reward/failed", "rollout/out_of_memory"}:
+    for metric in {rule.metric for rule in RULES} - {
+        "reward/failed",
+        "rollout/out_of_memory",
+        "actor/skipped_updates",
+    }:
         assert run(metric, [1.0] * 5 + [1e-9] * 20 + [1e9] * 20, limits=off) == []
 
 

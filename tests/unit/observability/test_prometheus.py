@@ -5,7 +5,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 from trimtab.errors import UserError
 from trimtab.observability.prometheus import RoleGauges, start_metrics_server
-from trimtab.observability.registry import SECTIONS, TIMING_PHASES, all_metrics, lookup, prometheus_name
 
 
 def test_endpoint_serves_gauges_with_help_and_labels() -> None:
@@ -28,18 +27,3 @@ def test_port_in_use_names_the_port_and_the_remedy() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"metrics port {port}: in use.*0 for a free one"):
             start_metrics_server(port, registry=CollectorRegistry())
-
-
-def test_names_are_unique_in_the_registry_and_in_prometheus() -> None:
-    names = [metric.name for metric in all_metrics()]
-    assert len(set(names)) == len(names)
-    assert len({prometheus_name(name) for name in names}) == len(names)
-    assert all(metric.description.endswith(".") for metric in all_metrics())
-    assert all(section.metrics for section in SECTIONS)
-    assert set(TIMING_PHASES) <= set(names)
-
-
-def test_lookup_finds_exact_names_families_and_nothing_else() -> None:
-    assert lookup("actor/ppo_kl").unit == "nats"
-    assert lookup("reward/my_rewards:score/mean").name == "reward/{name}/mean"
-    assert lookup("reward/mean") is None and lookup("actor/ppo_kl2") is None
