@@ -38,7 +38,7 @@ def _kl(spec: "JobSpec") -> Iterator[Problem]:
         yield Problem(
             "spec.algorithm.grpo.kl.coefficient",
             0.0,
-            "is 0, which the adaptive controller multiplies and never leaves: above 0, or controller {fixed: {}}",
+            "is 0, which the adaptive controller multiplies and never leaves: above 0, or a fixed controller",
         )
 
 

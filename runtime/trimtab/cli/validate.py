@@ -25,15 +25,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Check every file; problems go to stderr, one line each."""
-    from trimtab.api import load_job
+    from trimtab.api import JobError, load_job
 
     code = ExitCode.OK
     for path in args.files:
         try:
             job = load_job(path)
             _check_code(job, path.parent)
-        except UserError as error:
+        except JobError as error:
             print(error, file=sys.stderr)
+            code = ExitCode.USER_ERROR
+        except UserError as error:
+            print(f"{path}: {error}", file=sys.stderr)
             code = ExitCode.USER_ERROR
         else:
             print(f"{path}: valid ({job.name})")

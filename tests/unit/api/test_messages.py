@@ -1,5 +1,6 @@
 import pytest
-from trimtab.api import JobError, parse_job
+from trimtab.api import JobError, JobSpec, parse_job
+from trimtab.api.fields import walk
 
 PYDANTIC_JARGON = (
     "Input should",
@@ -194,3 +195,24 @@ def test_error_text_has_every_problem_and_its_count(job_data):
 
 def test_problem_holds_the_value(job_data):
     assert problems(job_data(seed=-1))["spec.seed"].value == -1
+
+
+def place(path, value):
+    """Changes that put a value at a path, each alternative and list on the way having what it needs."""
+    name, _, rest = path.partition(".")
+    if name.endswith("[]"):
+        return {name[:-2]: [place(rest, value)]}
+    return {name: place(rest, value) if rest else value}
+
+
+@pytest.mark.parametrize("value", [None, "?", -1, 1.5, True, [], {}, ["?"], {"?": {}}, 10**30], ids=repr)
+def test_any_value_at_any_field_is_accepted_or_refused_in_plain_words(value, job_data):
+    for path, _ in walk(JobSpec):
+        try:
+            parse_job(job_data(**place(path, value)))
+        except JobError as error:
+            assert error.problems
+            for problem in error.problems:
+                assert problem.path.startswith(("spec.", "metadata."))
+                assert not any(word in problem.message for word in PYDANTIC_JARGON), problem
+                assert "another value" not in problem.message, problem
