@@ -22,6 +22,13 @@ class WeightSyncSpec(Model):
     """Seconds that one transfer may take before both sides give up and name who is missing."""
 
 
+class ValidationSamplingSpec(SamplingSpec):
+    """How tokens are drawn when measuring."""
+
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Divides the logits. 0 by default: greedy, so that two measurements of one policy agree."""
+
+
 class ValidationSpec(Model):
     """Measuring the policy on data of its own."""
 
@@ -33,7 +40,7 @@ class ValidationSpec(Model):
     """Whether the untrained policy is measured too. On by default: a curve needs its start."""
     max_samples: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Rows of the data that are used, from its start; None: all."""
-    sampling: SamplingSpec = Field(default_factory=lambda: SamplingSpec(temperature=0.0))
+    sampling: ValidationSamplingSpec = Field(default_factory=ValidationSamplingSpec)
     """How tokens are drawn. Greedy by default."""
     max_response_tokens: Annotated[int, Field(ge=1, le=4_194_304)] | None = None
     """Longest response, in tokens; None: that of training."""

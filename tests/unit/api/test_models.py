@@ -85,6 +85,13 @@ def test_sizes_take_numbers_and_quantities(job_data, text, size):
     assert job.spec.weight_sync.bucket_bytes == size
 
 
+def test_validation_samples_greedily_whatever_else_is_set(job_data):
+    job = parse_job(job_data(validation={"data": {"path": "x"}, "sampling": {"topP": 0.9}}))
+    assert job.spec.validation is not None
+    assert job.spec.validation.sampling.temperature == 0
+    assert job.spec.roles.rollout.sampling.temperature == 1
+
+
 def test_alternative_knows_which_member_is_given():
     assert EngineSpec(hf=HfSpec()).chosen == "hf"
     assert EngineSpec(vllm=VllmSpec(max_concurrent_requests=7)).max_concurrent_requests == 7
