@@ -56,7 +56,7 @@ class Reward:
 
     name: str
     value: float
-    """Weighted already; the sum over an episode's rewards is its score."""
+    weight: float = 1.0
     level: RewardLevel = "episode"
     position: int = -1
     """Token index; -1 is the episode's last token."""
@@ -90,8 +90,8 @@ class Episode:
 
     @property
     def score(self) -> float:
-        """Sum of the rewards."""
-        return float(sum(reward.value for reward in self.rewards))
+        """Weighted sum of the rewards."""
+        return float(sum(reward.weight * reward.value for reward in self.rewards))
 
 
 def single_turn(

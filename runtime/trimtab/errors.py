@@ -22,6 +22,8 @@ class ExitCode(IntEnum):
     """No coordinator within the deadline."""
     RESTART_REQUESTED = 68
     """The coordinator asked this unit to start again (a peer rank was lost)."""
+    JOB_FAILED = 69
+    """The coordinator gave the job up, and starting it again at once would not help; its message says why."""
 
 
 class TrimtabError(Exception):

@@ -1,0 +1,590 @@
+"""The coordinator's life, on one asyncio loop.
+
+    prepare -> bring up the actor -> [ validate / save / one step ]* -> finish
+                    ^                            |
+                    +------ the actor is lost ---+   (resume where the journal stands if it came back with
+                                                      what it held, else from the last checkpoint)
+
+`Coordinator.run` is called by `main`. Whatever ends the job raises out of it or returns a phase; whatever
+can be cured (a lost rollout, a lost actor, a coordinator that died) is dealt with inside.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trimtab import checkpoint
+from trimtab.algorithms.grpo import grpo_step, kl_controller
+from trimtab.api import ResolvedJob
+from trimtab.comm.control import ControlServer
+from trimtab.comm.experience import ExperienceHub
+from trimtab.errors import ExitCode, OutOfMemoryError, TrimtabError, UserError
+from trimtab.observability.health import HealthMonitor
+from trimtab.observability.prometheus import RoleGauges
+from trimtab.observability.writer import MetricsWriter
+from trimtab.roles.coordinator.actors import ActorLostError, ActorUnit
+from trimtab.roles.coordinator.control import StopNow, Wishes
+from trimtab.roles.coordinator.dispatch import WorkPool
+from trimtab.roles.coordinator.journal import Journal, Record
+from trimtab.roles.coordinator.membership import RECONNECT_GRACE_S, Member, Members
+from trimtab.roles.coordinator.prepare import Prepared, prepare
+from trimtab.roles.coordinator.routing import route_messages
+from trimtab.roles.coordinator.scoring import Scorer
+from trimtab.roles.coordinator.source import EpisodeSource, Generator, RequestSettings
+from trimtab.roles.coordinator.state import TrainingState
+from trimtab.roles.coordinator.status import Phase, StatusBoard
+from trimtab.roles.coordinator.step import StepContext
+from trimtab.roles.coordinator.step_metrics import episode_metrics, timing_metrics
+from trimtab.roles.coordinator.validation import validate
+from trimtab.roles.coordinator.weights import WeightSync
+from trimtab.v1 import control_pb2 as pb
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SCORING_SLACK_S = 30.0
+
+
+class Coordinator:
+    """Everything that one job has on its coordinator."""
+
+    def __init__(
+        self,
+        job: ResolvedJob,
+        *,
+        instance: str,
+        members: Members,
+        board: StatusBoard,
+        wishes: Wishes,
+        server: ControlServer,
+        hub: ExperienceHub,
+    ) -> None:
+        self.job = job
+        self.spec = job.job.spec
+        self.members = members
+        self.board = board
+        self.wishes = wishes
+        self._server = server
+        self._hub = hub
+        self._instance = instance
+        self.run_dir = Path(job.run_dir)
+        self.checkpoint_uri = str(self.run_dir / (self.spec.checkpoint.uri or "checkpoints"))
+        self._journal = Journal(self.run_dir / "journal")
+        self._record: Record | None = self._journal.read(attempt=job.attempt)
+        self._state = TrainingState()
+        self._resumed = False
+        self._dead_incarnation = -1
+        self._actor_ready = False
+        self._actor_checkpoint = ""
+        self._late = asyncio.Event()
+        self._saved_step = -1
+        self._save_s = 0.0
+        self.actor = ActorUnit(job, members, server, hub, instance=instance)
+        self.weights = WeightSync(job, members, server, self.actor, instance=instance, condemn=self.condemn)
+        self.rollouts = self._pool("rollout")
+        self.rewards = self._pool("reward")
+        self._controller = kl_controller(job.job)
+        self._health = HealthMonitor(self.spec.tracking.health)
+        self._writer = MetricsWriter(self.run_dir, tensorboard=self.spec.tracking.tensorboard)
+        self._gauges = RoleGauges("coordinator")
+        self._prepared: Prepared | None = None
+        self._source: EpisodeSource | None = None
+        self._generator: Generator | None = None
+        self._background: list[asyncio.Task[None]] = []
+        members.on_join.append(self._joined)
+
+    # -- the life of the job ---------------------------------------------------------------------
+
+    async def run(self) -> Phase:
+        """Train to the end or to a stop. Raises UserError, OutOfMemoryError or another TrimtabError."""
+        checkpoint.fence(self.checkpoint_uri, self.job.attempt)
+        reader = route_messages(self._hub, self.rollouts, self.rewards, self.actor)
+        self._background = [
+            asyncio.create_task(work)
+            for work in (reader, self.rollouts.run(), self.rewards.run(), self._keep_up_late_rollouts())
+        ]
+        try:
+            self._note("reading data")
+            await self._guarded(self._open(), actor=False)
+            return await self._train()
+        finally:
+            for task in self._background:
+                task.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
+            self._writer.close()
+
+    async def _open(self) -> None:
+        prepared = await asyncio.to_thread(prepare, self.job)
+        self._prepared = prepared
+        self.board.total_steps = prepared.total_steps
+        rewards = [*self.spec.rewards, *((self.spec.validation and self.spec.validation.rewards) or ())]
+        slowest = sum(reward.timeout_seconds for reward in rewards)
+        scorer = Scorer(self.rewards, prepared.decode, timeout_s=slowest + SCORING_SLACK_S)
+        self._generator = Generator(self.rollouts, scorer, job=self.job)
+        self._source = EpisodeSource(
+            prepared.sampler,
+            prepared.train,
+            self._generator,
+            group_size=self._grpo.group_size,
+        )
+
+    async def _train(self) -> Phase:
+        while True:
+            try:
+                if not self._actor_ready:
+                    await self._guarded(self.wishes.within_grace(self._bring_up_actor()), actor=False)
+                if await self._guarded(self._advance()):
+                    return Phase.STOPPED if self._stopping else Phase.COMPLETE
+            except StopNow:
+                log.warning("the grace to stop is over: step %d is given up", self._state.step + 1)
+                await self._give_up_step()
+                if self._actor_ready:
+                    await self._guarded(self._save_if_new())
+                return Phase.STOPPED
+            except ActorLostError as error:
+                await self._actor_gone(error)
+
+    async def _advance(self) -> bool:
+        """One round of the loop; True when there is nothing more to do."""
+        await self._validate_at_start()
+        self._take_wishes()
+        done = self._state.step >= self._require(self._prepared).total_steps
+        every = self.spec.checkpoint.every_steps
+        if done or self._stopping or self.wishes.checkpoints or (every and self._state.step % every == 0):
+            await self._save_if_new()
+        if done and self.spec.checkpoint.export_at_end:
+            self._note("exporting the model")
+            async with self.actor.lock:
+                await self.actor.export(str(self.run_dir / "model"))
+        if done or self._stopping:
+            return True
+        self.board.phase = Phase.RUNNING
+        await self._step()
+        return False
+
+    # -- the actor's coming and going ------------------------------------------------------------
+
+    async def _bring_up_actor(self) -> None:
+        timeout_s = self.spec.deadlines.registration_seconds
+        self._note("waiting for the actor")
+        await self.members.wait_for_role("actor", self.members.desired.actor_ranks, timeout_s=timeout_s)
+        await self.members.wait_until(
+            lambda: bool(self.members.actor_ranks()) and self.actor.incarnation > self._dead_incarnation,
+            timeout_s=timeout_s,
+            what=f"the actor to start again (incarnation above {self._dead_incarnation})",
+        )
+        self.members.forget_actor_loss()
+        self._note("loading the model")
+        record = self._record
+        if record is not None and record.actor_incarnation == self.actor.incarnation:
+            log.info("taking step %d up again (%s)", int(record.state["step"]) + 1, record.stage)
+            self._load(TrainingState.from_json(record.state))
+            self._actor_checkpoint = record.actor_checkpoint
+            await self.actor.init(checkpoint_path=record.actor_checkpoint)
+            self._resumed = record.stage != "idle"
+            self.weights.version = self._state.weight_version
+            if record.stage == "publishing":
+                self.weights.version = int(record.metrics["weights/version"])
+        else:
+            await self._start_from_checkpoint()
+        minimum = self.members.desired.min_rollouts
+        self._note("waiting for the rollouts")
+        await self.members.wait_for_role("rollout", minimum, timeout_s=timeout_s)
+        await self.members.wait_for_role("reward", self.members.desired.min_rewards, timeout_s=timeout_s)
+        if not self._resumed:
+            await self._publish()
+        self._actor_ready = True
+        self._late.set()
+
+    async def _start_from_checkpoint(self) -> None:
+        found, refused = checkpoint.latest_valid(self.checkpoint_uri, self.job.training_identity)
+        for sentence in refused:
+            log.warning("checkpoint refused: %s", sentence)
+            self.board.warnings.append(f"checkpoint refused: {sentence}")
+        resume = self.spec.checkpoint.resume
+        ours = found is not None and found.manifest.attempt == self.job.attempt
+        if resume == "required" and found is None:
+            raise UserError(
+                f"spec.checkpoint.resume is required, and there is no checkpoint in {self.checkpoint_uri}"
+            )
+        if resume == "never" and not ours:
+            found = None
+        highest = max(
+            self.weights.version, int((self._record.state if self._record else {}).get("weight_version", 0))
+        )
+        state, path = TrainingState(), ""
+        if found is not None:
+            state, path = TrainingState.from_json(found.coordinator_state()), str(found.actor_path)
+            log.info("resuming from %s (step %d)", found.path, found.step)
+            self.board.checkpoint = (str(found.path), found.step)
+            self._saved_step = found.step
+        self._load(state)
+        self._actor_checkpoint = path
+        applied = await self.actor.init(checkpoint_path=path)
+        if applied != self._state.step:
+            raise TrimtabError(
+                f"the actor stands at step {applied} after loading {path or 'the model'}, not {state.step}"
+            )
+        rolled_back = self._record is not None or highest > 0
+        self.weights.version = max(highest, state.weight_version) + (1 if rolled_back else 0)
+        self._state = replace(self._state, weight_version=self.weights.version)
+        self._write_idle()
+
+    async def _actor_gone(self, error: ActorLostError) -> None:
+        """After the loss: stop what is under way, and wait a moment for a unit that only lost its streams."""
+        log.warning("the actor is lost: %s", error)
+        self._actor_ready = False
+        self.board.phase = Phase.RECOVERING
+        self._note("recovering from the loss of the actor")
+        incarnation = self._record.actor_incarnation if self._record else -1
+        await self._give_up_step()
+        self.weights.forget_group()
+        alive = self.members.of_role("actor")
+        if not self.members.actor_lost.is_set():
+            # All ranks are here, so it was a command that failed: what the unit holds cannot be trusted.
+            self._dead_incarnation = max([incarnation, *(m.key.incarnation for m in alive)])
+        else:
+            await self._wait_for_return(incarnation)
+        for member in self.members.of_role("actor"):
+            if member.key.incarnation <= self._dead_incarnation:
+                self.members.condemn(member.key, str(error))
+                await self._server.shutdown_worker(member.key, str(error), ExitCode.RESTART_REQUESTED)
+
+    async def _wait_for_return(self, incarnation: int) -> None:
+        def settled() -> bool:
+            return bool(self.members.actor_ranks())
+
+        try:
+            await self.members.wait_until(settled, timeout_s=RECONNECT_GRACE_S, what="the actor's streams")
+        except TrimtabError:
+            self._dead_incarnation = max(self._dead_incarnation, incarnation)
+            return
+        if self.actor.incarnation > incarnation:
+            self._dead_incarnation = max(self._dead_incarnation, incarnation)
+
+    async def _give_up_step(self) -> None:
+        self.rollouts.cancel_all()
+        self.rewards.cancel_all()
+        command = pb.Command(
+            key=f"abort/{self._instance}/{time.monotonic_ns()}",
+            timeout_s=10.0,
+            abort_generation=pb.AbortGeneration(),
+        )
+        calls = [self._server.call(m.key, command, timeout_s=10.0) for m in self.members.of_role("rollout")]
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                log.warning("a rollout did not abort its requests: %s", outcome)
+
+    # -- one step --------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        source, record = self._require(self._source), self._require(self._record)
+        step = self._state.step + 1
+        source.settings = self._request_settings()
+        self._require(self._generator).progress = self._show_progress
+        context = StepContext(
+            record,
+            step=step,
+            source=source,
+            actor=self.actor,
+            weights=self.weights,
+            journal=self._journal,
+            resumed=self._resumed,
+            note=self._note,
+            within_grace=self.wishes.within_grace,
+        )
+        started = time.monotonic()
+        try:
+            flow = await grpo_step(self.job.job, context, self._controller)
+        finally:
+            self._record = context.record
+        step_s = time.monotonic() - started
+        self._resumed = False
+        taken = self._require(context.taken)
+        metrics = {
+            **flow,
+            **context.metrics,
+            **episode_metrics(
+                taken,
+                max_prompt_tokens=self.spec.data.max_prompt_tokens,
+                weight_version=self.weights.version - 1,
+            ),
+        }
+        ranks = self.members.desired.actor_ranks
+        num_tokens = metrics["perf/total_num_tokens"]
+        metrics |= timing_metrics(context.timings, step_s=step_s, num_tokens=num_tokens, num_ranks=ranks)
+        metrics |= self._rollout_health()
+        prepared = self._require(self._prepared)
+        prepared.sampler.ack(taken.leases)
+        metrics["training/global_step"] = float(step)
+        metrics["training/epoch"] = prepared.sampler.epoch_progress
+        if self._save_s:
+            metrics["timing_s/save_checkpoint"], self._save_s = self._save_s, 0.0
+        self._write_samples(step, taken.episodes, taken.samples, kind="train")
+        self._state = replace(
+            self._state,
+            num_tokens=self._state.num_tokens + int(num_tokens),
+            elapsed_s=self._state.elapsed_s + step_s,
+        )
+        if self._validation_due(step):
+            try:
+                metrics |= await self.wishes.within_grace(self._validate(step))
+            except StopNow:
+                log.warning("the grace to stop is over: step %d goes without its validation", step)
+        self._finish_step(step, metrics)
+
+    def _finish_step(self, step: int, metrics: dict[str, float]) -> None:
+        for warning in self._health.check(step, metrics):
+            log.warning("%s", warning)
+            self._writer.warn(warning)
+            self.board.warnings.append(str(warning))
+        self._writer.write(step, metrics)
+        self._gauges.set_all(metrics)
+        self._state = replace(
+            self._state,
+            step=step,
+            weight_version=self.weights.version,
+            sampler=self._require(self._prepared).sampler.state(),
+            kl_controller=self._controller.state(),
+            health=self._health.state(),
+        )
+        self._write_idle()
+        self.board.note_step(step, epoch=metrics.get("training/epoch", 0.0), metrics=metrics)
+        self.board.save(self.run_dir / "status.json")
+
+    # -- validation and checkpoints --------------------------------------------------------------
+
+    def _validation_due(self, step: int) -> bool:
+        validation = self.spec.validation
+        if validation is None:
+            return False
+        return step % validation.every_steps == 0 or step == self._require(self._prepared).total_steps
+
+    async def _validate_at_start(self) -> None:
+        validation = self.spec.validation
+        if (
+            validation is None
+            or not validation.at_start
+            or self._state.step > 0
+            or self._state.validated_step >= 0
+        ):
+            return
+        self.board.phase = Phase.RUNNING
+        metrics = await self.wishes.within_grace(self._validate(0))
+        self._writer.write(0, metrics)
+        self.board.metrics = dict(metrics)
+        self._write_idle()
+
+    async def _validate(self, step: int) -> dict[str, float]:
+        validation = self._require(self.spec.validation)
+        self._note("validating")
+        self._require(self._generator).progress = lambda done, total: self._note(
+            f"validating ({done} of {total})"
+        )
+        settings = RequestSettings(
+            sampling=validation.sampling.model_dump(mode="json", by_alias=True),
+            max_tokens=validation.max_response_tokens or self.spec.training.max_response_tokens,
+        )
+        dataset = self._require(self._require(self._prepared).validation)
+        result = await validate(
+            dataset, self._require(self._generator), settings=settings, max_samples=validation.max_samples
+        )
+        samples = {sample.group_id: sample for sample, _ in result.episodes}
+        self._write_samples(step, [e for _, e in result.episodes], samples, kind="validation")
+        self._state = replace(self._state, validated_step=step)
+        return result.metrics
+
+    async def _save_if_new(self) -> None:
+        """Write a checkpoint of the state as it is, unless there is one, and answer who asked for it."""
+        asked, self.wishes.checkpoints = self.wishes.checkpoints, []
+        try:
+            if self._state.step != self._saved_step and self._state.step > 0:
+                await self._save()
+        except TrimtabError as error:
+            for future in asked:
+                if not future.done():
+                    future.set_exception(TrimtabError(str(error)))
+            raise
+        for future in asked:
+            if not future.done():
+                future.set_result(self.board.checkpoint)
+
+    async def _save(self) -> None:
+        step = self._state.step
+        self._note("saving a checkpoint")
+        started = time.monotonic()
+        path = checkpoint.begin(self.checkpoint_uri, step)
+        try:
+            async with self.actor.lock:
+                await self.actor.save(str(path / "actor"), step=step)
+        except BaseException:
+            checkpoint.abandon(path)
+            raise
+        await asyncio.to_thread(
+            checkpoint.commit,
+            path,
+            step=step,
+            identity=self.job.training_identity,
+            attempt=self.job.attempt,
+            coordinator_state=self._state.to_json(),
+        )
+        checkpoint.prune(self.checkpoint_uri, self.spec.checkpoint.keep)
+        self._saved_step = step
+        self._save_s = time.monotonic() - started
+        self.board.checkpoint = (str(path), step)
+        log.info("checkpoint of step %d in %.1f s: %s", step, self._save_s, path)
+
+    # -- small parts -----------------------------------------------------------------------------
+
+    async def _guarded(self, work: Coroutine[Any, Any, T], *, actor: bool = True) -> T:
+        """Await `work`, unless something else decides.
+
+        That is a worker that cannot go on, a background task that broke, or (where `actor`) the actor's loss.
+        """
+        task = asyncio.ensure_future(work)
+        watchers = [asyncio.create_task(self._watch_failure())]
+        if actor:
+            watchers.append(asyncio.create_task(self._watch_actor()))
+        try:
+            done, _ = await asyncio.wait(
+                {task, *watchers, *self._background}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if task not in done:
+                for other in done:
+                    other.result()
+            return task.result()
+        finally:
+            leftovers = [t for t in (task, *watchers) if not t.done()]
+            for other in leftovers:
+                other.cancel()
+            await asyncio.gather(*leftovers, return_exceptions=True)
+
+    async def _watch_failure(self) -> None:
+        await self.members.wait_until(
+            lambda: self.members.failure is not None, timeout_s=float("inf"), what="nothing"
+        )
+        message, kind = self._require(self.members.failure)
+        raise UserError(message) if kind == "user" else OutOfMemoryError(message)
+
+    async def _watch_actor(self) -> None:
+        await self.members.actor_lost.wait()
+        raise ActorLostError(self.members.actor_lost_reason)
+
+    async def _keep_up_late_rollouts(self) -> None:
+        while True:
+            await self._late.wait()
+            self._late.clear()
+            if not self._actor_ready or not self.weights.late():
+                continue
+            try:
+                await self._publish()
+            except ActorLostError as error:
+                log.warning("late rollouts wait for the actor: %s", error)
+
+    async def _publish(self) -> None:
+        async with self.actor.lock:
+            await self.weights.publish()
+        self.rollouts.wake()
+
+    def condemn(self, member: Member, reason: str) -> None:
+        """A worker that does not do its part: have it started again, and count it out until then."""
+        log.warning("%s is to be started again: %s", member.key, reason)
+        self.members.condemn(member.key, reason)
+        self.members.left(member.key, reason)
+
+    def _joined(self, member: Member) -> None:
+        log.info("%s registered (incarnation %d)", member.key, member.key.incarnation)
+        if member.key.role == "rollout":
+            self._late.set()
+
+    def _pool(self, role: str) -> WorkPool:
+        def eligible(member: Member) -> bool:
+            return role != "rollout" or self.weights.is_current(member)
+
+        return WorkPool(
+            role, self.members, self._hub, instance=self._instance, eligible=eligible, on_overdue=self.condemn
+        )
+
+    def _load(self, state: TrainingState) -> None:
+        self._state = state
+        sampler = self._require(self._prepared).sampler
+        self._controller = kl_controller(self.job.job)
+        self._health = HealthMonitor(self.spec.tracking.health)
+        if state.sampler:
+            sampler.load(state.sampler)
+            self._controller.load(state.kl_controller)
+            self._health.load(state.health)
+        else:
+            sampler.load(sampler.initial_state())
+        self.board.step = state.step
+
+    def _write_idle(self) -> None:
+        record = Record(
+            attempt=self.job.attempt,
+            actor_incarnation=self.actor.incarnation,
+            actor_checkpoint=self._actor_checkpoint,
+            stage="idle",
+            state=self._state.to_json(),
+        )
+        self._journal.write(record)
+        self._record = record
+
+    def _request_settings(self) -> RequestSettings:
+        sampling = self.spec.roles.rollout.sampling.model_dump(mode="json", by_alias=True)
+        changes = self._state.rollout_changes
+        names = {"temperature": "temperature", "top_p": "topP", "top_k": "topK"}
+        sampling |= {names[k]: (int(v) if k == "top_k" else v) for k, v in changes.items() if k in names}
+        max_tokens = int(changes.get("max_response_tokens", self.spec.training.max_response_tokens))
+        return RequestSettings(sampling=sampling, max_tokens=max_tokens)
+
+    def _take_wishes(self) -> None:
+        if self.wishes.rollout_changes and not self._resumed:
+            changes, self.wishes.rollout_changes = self.wishes.rollout_changes, {}
+            self._state = replace(self._state, rollout_changes={**self._state.rollout_changes, **changes})
+            self._write_idle()
+
+    def _rollout_health(self) -> dict[str, float]:
+        counts = self.rollouts.take_counts()
+        return {
+            "rollout/success": 1.0 - counts.retried / max(1, counts.submitted),
+            "rollout/out_of_memory": float(counts.out_of_memory),
+            "rollout/retried": float(counts.retried),
+            "rollout/replicas_ready": float(len(self.members.of_role("rollout"))),
+        }
+
+    def _write_samples(
+        self, step: int, episodes: Sequence[Any], samples: dict[str, Any], *, kind: str
+    ) -> None:
+        for episode in episodes[: self.spec.tracking.samples_per_step]:
+            self._writer.sample(
+                step,
+                prompt=samples[episode.group_id].prompt_text,
+                response=self._require(self._prepared).decode(episode.token_ids[episode.loss_mask].tolist()),
+                score=episode.score,
+                finish_reason=episode.finish_reason,
+                rewards={reward.name: reward.value for reward in episode.rewards},
+                kind=kind,
+            )
+
+    @property
+    def _stopping(self) -> bool:
+        return self.wishes.stop_reason is not None
+
+    @property
+    def _grpo(self) -> Any:
+        return self._require(self.spec.algorithm.grpo)
+
+    def _show_progress(self, done: int, total: int) -> None:
+        self._note(f"generating ({done} of {total} responses)")
+
+    def _note(self, activity: str) -> None:
+        self.board.activity = activity
+
+    @staticmethod
+    def _require(value: T | None) -> T:
+        assert value is not None
+        return value

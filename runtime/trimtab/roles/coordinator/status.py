@@ -1,0 +1,162 @@
+"""What the job says of itself: phase, conditions, progress.
+
+Read by `trimtab status`, the live view and, later, the operator; written to `<run>/status.json` after each
+step. Runs on the coordinator's loop.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from google.protobuf.json_format import MessageToDict
+
+from trimtab.api import ResolvedJob
+from trimtab.roles.coordinator.journal import write_atomically
+from trimtab.roles.coordinator.membership import Members
+from trimtab.v1 import control_pb2 as pb
+from trimtab.v1 import job_control_pb2 as job_pb
+
+
+class Phase(StrEnum):
+    """For printing; derived from the conditions."""
+
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Reason(StrEnum):
+    """Reasons of conditions, one each."""
+
+    ALL_REGISTERED = "AllRegistered"
+    WAITING_FOR_WORKERS = "WaitingForWorkers"
+    TAKING_STEPS = "TakingSteps"
+    NOT_STARTED = "NotStarted"
+    ACTOR_LOST = "ActorLost"
+    STOP_REQUESTED = "StopRequested"
+    BELOW_MIN_REPLICAS = "BelowMinReplicas"
+    ENOUGH_REPLICAS = "EnoughReplicas"
+    ALL_FINITE = "AllFinite"
+    NOT_FINITE = "NotFinite"
+    STEPS_DONE = "StepsDone"
+    USER_ERROR = "UserError"
+    OUT_OF_MEMORY = "OutOfMemory"
+    INTERNAL_ERROR = "InternalError"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+
+
+ENDED = (Phase.COMPLETE, Phase.FAILED, Phase.STOPPED)
+
+
+class StatusBoard:
+    """Keeps the facts and renders them as a `JobStatus`."""
+
+    def __init__(self, job: ResolvedJob, members: Members, *, total_steps: int) -> None:
+        self._job = job
+        self._members = members
+        self.phase = Phase.STARTING
+        self.end_reason: Reason | None = None
+        self.end_message = ""
+        self.total_steps = total_steps
+        self.step = 0
+        self.epoch = 0.0
+        self.activity = "starting"
+        self.metrics: dict[str, float] = {}
+        self.step_times_s: list[float] = []
+        self.checkpoint: tuple[str, int] = ("", -1)
+        self.warnings: list[str] = []
+
+    def note_step(self, step: int, *, epoch: float, metrics: Mapping[str, float]) -> None:
+        """Take up a finished step."""
+        self.step, self.epoch = step, epoch
+        self.metrics = dict(metrics)
+        self.step_times_s = [*self.step_times_s[-19:], metrics.get("timing_s/step", 0.0)]
+
+    def render(self) -> job_pb.JobStatus:
+        """The status now."""
+        left = -1.0
+        if self.step_times_s and self.phase not in ENDED:
+            left = sum(self.step_times_s) / len(self.step_times_s) * max(0, self.total_steps - self.step)
+        status = job_pb.JobStatus(
+            name=self._job.job.metadata.name,
+            attempt=self._job.attempt,
+            training_identity=self._job.training_identity,
+            phase=self.phase.value,
+            activity=self.activity,
+            step=self.step,
+            total_steps=self.total_steps,
+            epoch=self.epoch,
+            seconds_left=left,
+            metrics={k: v for k, v in self.metrics.items() if math.isfinite(v)},
+            conditions=self._conditions(),
+            checkpoint_path=self.checkpoint[0],
+            checkpoint_step=self.checkpoint[1],
+            warnings=self.warnings,
+        )
+        desired = self._members.desired
+        counts = {"actor": desired.actor_ranks, "rollout": desired.rollouts, "reward": desired.rewards}
+        for role, count in counts.items():
+            ready = len(self._members.of_role(role))
+            restarts = self._members.num_restarts[role]
+            status.roles.append(job_pb.RoleStatus(role=role, desired=count, ready=ready, restarts=restarts))
+        for restart in self._members.restart_requests():
+            worker = pb.WorkerId(role=restart.role, replica=restart.replica, incarnation=restart.incarnation)
+            status.restart_requests.append(job_pb.RestartRequest(worker=worker, reason=restart.reason))
+        return status
+
+    def save(self, path: Path) -> None:
+        """Write the status where a person or `trimtab status` finds it after the end."""
+        values = MessageToDict(self.render(), preserving_proto_field_name=True)
+        write_atomically(path, json.dumps(values, indent=2).encode())
+
+    def _conditions(self) -> list[job_pb.Condition]:
+        members, desired = self._members, self._members.desired
+        waiting = [name for role in ("actor", "rollout", "reward") for name in members.missing(role)]
+        running = self.phase is Phase.RUNNING
+        rollouts = len(members.of_role("rollout"))
+        rewards = len(members.of_role("reward"))
+        degraded = running and (rollouts < desired.min_rollouts or rewards < desired.min_rewards)
+        bad = [name for name, value in self.metrics.items() if not math.isfinite(value)]
+        idle = Reason.ACTOR_LOST if self.phase is Phase.RECOVERING else Reason.NOT_STARTED
+        if self.phase in (Phase.STOPPING, Phase.STOPPED):
+            idle = Reason.STOP_REQUESTED
+        rows = [
+            _condition(
+                "WorkersReady",
+                not waiting,
+                Reason.WAITING_FOR_WORKERS if waiting else Reason.ALL_REGISTERED,
+                f"missing: {', '.join(waiting)}" if waiting else "",
+            ),
+            _condition("Running", running, Reason.TAKING_STEPS if running else self.end_reason or idle, ""),
+            _condition(
+                "Degraded",
+                degraded,
+                Reason.BELOW_MIN_REPLICAS if degraded else Reason.ENOUGH_REPLICAS,
+                f"{rollouts} rollout replicas of at least {desired.min_rollouts}, "
+                f"{rewards} reward replicas of at least {desired.min_rewards}"
+                if degraded
+                else "",
+            ),
+            _condition(
+                "MetricsHealthy",
+                not bad,
+                Reason.NOT_FINITE if bad else Reason.ALL_FINITE,
+                f"not finite: {', '.join(bad)}" if bad else "",
+            ),
+        ]
+        if self.end_reason is not None and self.phase in (Phase.COMPLETE, Phase.FAILED):
+            name = "Complete" if self.phase is Phase.COMPLETE else "Failed"
+            rows.append(_condition(name, holds=True, reason=self.end_reason, message=self.end_message))
+        return rows
+
+
+def _condition(kind: str, holds: bool, reason: Reason, message: str) -> job_pb.Condition:
+    return job_pb.Condition(
+        type=kind, status="True" if holds else "False", reason=reason.value, message=message
+    )
