@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, Store, TCPStore
 
 from trimtab.errors import DeadlineError, UserError
 
@@ -36,8 +36,9 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.0005
 _REPORT_GRACE_S = 2.0
 """How long a member that gives up waits for the others to say that they gave up too."""
-_BACKEND_TIMEOUT = timedelta(days=1)
-"""Once joined, the backend never times out by itself: the deadline of each call is kept here."""
+_BACKEND_MARGIN_S = 2.0
+"""The backend's own timeout lies this far beyond ours: ours comes first, and gloo, which cannot end a
+running operation, keeps `abort` waiting no longer than this."""
 
 
 class WeightGroup:
@@ -103,7 +104,6 @@ class WeightGroup:
                 f"weight group {group!r}: rank {rank} could not connect to the other members "
                 f"within {timeout_s:g} s: {error}"
             ) from error
-        made.set_timeout(_BACKEND_TIMEOUT)
         return cls(
             group,
             rank=rank,
@@ -118,11 +118,12 @@ class WeightGroup:
         """Whether this membership is over."""
         return self._backend is None
 
-    def start_broadcast(self, tensor: torch.Tensor) -> "Work":
+    def start_broadcast(self, tensor: torch.Tensor, *, deadline: float) -> "Work":
         """Start sending (rank 0) or receiving a flat tensor; the tensor must live until `finish`."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
+        options.timeout = _backend_timeout(deadline)
         with self._failing("broadcast"):
             work: Work = self._live().broadcast([tensor], options)
         return work
@@ -138,14 +139,16 @@ class WeightGroup:
 
     def broadcast(self, tensor: torch.Tensor, *, deadline: float, doing: str) -> None:
         """`start_broadcast` and `finish` in one."""
-        self.finish(self.start_broadcast(tensor), deadline=deadline, doing=doing)
+        self.finish(self.start_broadcast(tensor, deadline=deadline), deadline=deadline, doing=doing)
 
     def gather_codes(self, code: int, *, deadline: float, doing: str) -> list[int]:
         """Every member's code, by rank: how the members agree that all of them can go on."""
         own = torch.tensor([code], dtype=torch.int64, device=self.device)
         codes = [torch.zeros_like(own) for _ in range(self.world_size)]
+        options = AllgatherOptions()
+        options.timeout = _backend_timeout(deadline)
         with self._failing(doing):
-            work = self._live().allgather([codes], [own])
+            work = self._live().allgather([codes], [own], options)
         self.finish(work, deadline=deadline, doing=doing)
         return [int(value.item()) for value in codes]
 
@@ -193,6 +196,10 @@ class WeightGroup:
             _log.warning("weight group %r: its store is gone: %s", self.name, str(error).splitlines()[0])
             return [0] if 0 in silent else silent
         return silent
+
+
+def _backend_timeout(deadline: float) -> timedelta:
+    return timedelta(seconds=max(deadline - time.monotonic(), 0.0) + _BACKEND_MARGIN_S)
 
 
 def _meet(store: Store, group: str, *, rank: int, world_size: int, deadline: float) -> None:

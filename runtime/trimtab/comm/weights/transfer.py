@@ -105,7 +105,7 @@ class WeightSender:
             _fill(bucket, buffer, source)
             if on_wire is not None:
                 group.finish(on_wire, deadline=deadline, doing=doing)
-            on_wire = group.start_broadcast(buffer)
+            on_wire = group.start_broadcast(buffer, deadline=deadline)
         if on_wire is not None:
             group.finish(on_wire, deadline=deadline, doing=doing)
         _confirm(group, _OK, deadline=deadline, doing=doing)
@@ -130,7 +130,7 @@ def receive(
 
     def begin(bucket: Bucket) -> tuple[torch.Tensor, "Work"]:
         buffer = torch.empty(bucket.num_bytes, dtype=torch.uint8, device=group.device)
-        return buffer, group.start_broadcast(buffer)
+        return buffer, group.start_broadcast(buffer, deadline=deadline)
 
     pending = begin(buckets[0]) if buckets else None
     for index, bucket in enumerate(buckets):

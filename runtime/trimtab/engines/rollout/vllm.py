@@ -1,0 +1,328 @@
+"""vLLM as a rollout engine: AsyncLLM here, its engine core (and tensor-parallel workers) as processes.
+
+Made by the rollout role on the main thread; everything runs on the role's asyncio loop. `start` blocks
+that loop while vLLM loads: heartbeats have their own thread. `import vllm` takes about ten seconds, so it
+happens in `start` and nowhere else.
+
+Weight versions are vLLM's own labels: set while the engine is paused after each publication, attached by
+the engine core to every output, returned as spans over a response's tokens.
+
+The processes end with this one even if it is killed (`comm/weights/vllm_plugin.py`).
+"""
+
+import asyncio
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trimtab.comm.weights.manifest import manifest_to_dict
+from trimtab.comm.weights.vllm_plugin import BACKEND, EXTENSION
+from trimtab.engines.rollout.model_files import ModelFacts
+from trimtab.engines.rollout.protocol import (
+    EngineDeadError,
+    Generation,
+    GenerationRequest,
+    InvalidRequestError,
+)
+from trimtab.engines.rollout.vllm_process import engine_environment
+from trimtab.errors import DeadlineError, OutOfMemoryError, TrimtabError, UserError
+from trimtab.v1 import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from trimtab.api.roles import VllmSpec
+
+_log = logging.getLogger(__name__)
+
+_CPU_KV_CACHE_BYTES = 1 << 30
+_CPU_BLOCK_SIZE = 32
+_FIRST_AND_FINAL = 1 << 20
+"""Stream interval in tokens: an output for the first token (for its time) and one for the whole."""
+_RPC_MARGIN_S = 30.0
+"""A worker that has missed its own deadline answers within this; one that does not is dead or stuck."""
+
+
+class VllmEngine:
+    """A RolloutEngine (see protocol.py) over vLLM's AsyncLLM."""
+
+    def __init__(
+        self,
+        spec: "VllmSpec",
+        facts: ModelFacts,
+        *,
+        max_model_tokens: int,
+        on_gpu: bool,
+        seed: int = 0,
+        tokenizer: str | None = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+    ) -> None:
+        self._spec = spec
+        self._facts = facts
+        self._max_model_tokens = max_model_tokens
+        self._on_gpu = on_gpu
+        self._arguments: dict[str, Any] = {
+            "model": facts.path,
+            "tokenizer": tokenizer or facts.path,
+            "revision": revision,
+            "trust_remote_code": trust_remote_code,
+            "seed": seed,
+        }
+        self._engine: Any = None
+        self._version = 0
+        self._fault_file = Path(tempfile.gettempdir()) / f"trimtab-engine-fault-{os.getpid()}-{id(self)}.json"
+
+    @property
+    def capacity(self) -> int:
+        """`maxConcurrentRequests`."""
+        return self._spec.max_concurrent_requests
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights it serves."""
+        return self._version
+
+    async def start(self) -> None:
+        """Start the engine's processes; 4 to 30 s on a CPU. Must run on the main thread."""
+        self._fault_file.unlink(missing_ok=True)
+        with engine_environment(
+            on_gpu=self._on_gpu,
+            tensor_parallel_size=self._spec.tensor_parallel_size,
+            fault_file=self._fault_file,
+        ):
+            try:
+                from vllm.engine.arg_utils import AsyncEngineArgs
+                from vllm.v1.engine.async_llm import AsyncLLM
+            except ImportError as error:
+                raise UserError(
+                    f"roles.rollout.engine.vllm: vLLM is not installed here ({error}); install the extra "
+                    "`trimtab[rollout]` (GPU) or `trimtab[rollout-cpu]`, or use `engine: {hf: {}}`"
+                ) from error
+            arguments = self._engine_arguments(set(AsyncEngineArgs.__dataclass_fields__))
+            try:
+                config = AsyncEngineArgs(**arguments).create_engine_config()
+            except (ValueError, TypeError) as error:
+                raise UserError(
+                    f"roles.rollout.engine.vllm: vLLM refuses this configuration: {error}"
+                ) from error
+            try:
+                self._engine = AsyncLLM.from_vllm_config(
+                    config, enable_log_requests=False, disable_log_stats=True
+                )
+            except RuntimeError as error:
+                raise self._death(f"vLLM did not start: {error}") from error
+        await self._engine.update_weight_version(str(self._version))
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Draw one response; also waits out a transfer that is going on."""
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+        self._check(request)
+        start = time.monotonic()
+        first: float | None = None
+        output: Any = None
+        try:
+            stream = self._engine.generate(
+                {"prompt_token_ids": request.prompt_ids.tolist()},
+                self._sampling_params(request),
+                request.request_id,
+            )
+            async for output in stream:
+                if first is None and output.outputs[0].token_ids:
+                    first = time.monotonic()
+        except VllmDeadError as error:
+            raise self._death("vLLM's engine died") from error
+        end = time.monotonic()
+        completion = output.outputs[0]
+        ids = np.asarray(completion.token_ids, np.int32)
+        return Generation(
+            response_ids=ids,
+            log_probs=_drawn_log_probs(completion.logprobs, len(ids)),
+            weight_versions=_versions(completion.weight_versions, len(ids), self._version),
+            finish_reason=_finish_reason(completion.finish_reason),
+            latency_s=end - start,
+            time_to_first_token_s=(first or end) - start,
+        )
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """End these requests, or all."""
+        states = self._engine.output_processor.request_states.values()
+        await self._engine.abort(request_ids or [state.external_req_id for state in states])
+
+    async def join(self, command: pb.JoinWeightGroup) -> None:
+        """Every worker of the engine takes a rank of the group."""
+        info = {
+            "group": command.group,
+            "backend": command.backend,
+            "store_host": command.store_host,
+            "store_port": command.store_port,
+            "first_rank": command.first_rank,
+            "world_size": command.world_size,
+            "timeout_s": command.timeout_s,
+        }
+        await self._call("trimtab_join", info, timeout_s=command.timeout_s, doing=f"joining {command.group}")
+
+    async def transfer(self, command: pb.TransferWeights) -> dict[str, float]:
+        """Pause with requests kept and caches cleared, receive, label, go on.
+
+        After a failure the engine stays paused, as its weights may be a mixture; the next transfer that
+        succeeds sets it going again.
+        """
+        start = time.monotonic()
+        try:
+            async with asyncio.timeout(command.timeout_s):
+                await self._engine.pause_generation(mode="keep", clear_cache=True)
+        except TimeoutError as error:
+            raise DeadlineError(f"vLLM did not pause within {command.timeout_s:g} s") from error
+        paused = time.monotonic()
+        metrics = await self._call(
+            "trimtab_receive",
+            {
+                "group": command.group,
+                "version": command.version,
+                "manifest": manifest_to_dict(command.manifest),
+                "timeout_s": command.timeout_s,
+            },
+            timeout_s=command.timeout_s,
+            doing=f"receiving version {command.version}",
+        )
+        await self._engine.update_weight_version(str(command.version))
+        self._version = command.version
+        await self._engine.resume_generation()
+        return metrics | {"weights/pause_s": paused - start, "weights/sync_s": time.monotonic() - start}
+
+    async def leave(self, group: str) -> None:
+        """Abandon the group."""
+        await self._call("trimtab_leave", timeout_s=_RPC_MARGIN_S, doing=f"leaving {group}")
+
+    async def close(self) -> None:
+        """Shut the engine's processes down."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown(timeout=5.0)
+        self._fault_file.unlink(missing_ok=True)
+
+    async def _call(
+        self, method: str, *args: dict[str, Any], timeout_s: float, doing: str
+    ) -> dict[str, float]:
+        """Run one of our methods in every worker; raises the first failure with its kind."""
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+        try:
+            async with asyncio.timeout(timeout_s + _RPC_MARGIN_S):
+                outcomes = await self._engine.collective_rpc(method, args=args)
+        except TimeoutError as error:
+            raise DeadlineError(f"vLLM's workers did not answer while {doing}") from error
+        except VllmDeadError as error:
+            raise self._death(f"vLLM's engine died {doing}") from error
+        for outcome in outcomes:
+            if not outcome["ok"]:
+                failure = DeadlineError if outcome["kind"] == DeadlineError.kind else TrimtabError
+                raise failure(outcome["error"])
+        metrics: dict[str, float] = outcomes[0]["metrics"]
+        return metrics
+
+    def _check(self, request: GenerationRequest) -> None:
+        """What vLLM would crash on, or take in another sense."""
+        num_prompt = len(request.prompt_ids)
+        if num_prompt == 0:
+            raise InvalidRequestError("the prompt is empty")
+        if num_prompt + 1 > self._max_model_tokens:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt} tokens, the engine's longest sequence is "
+                f"{self._max_model_tokens} (roles.rollout.engine.vllm.maxModelTokens)"
+            )
+        if int(request.prompt_ids.max()) >= self._facts.vocab_size or int(request.prompt_ids.min()) < 0:
+            raise InvalidRequestError(f"the prompt has token ids outside 0..{self._facts.vocab_size - 1}")
+
+    def _sampling_params(self, request: GenerationRequest) -> Any:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        sampling = request.sampling
+        room = self._max_model_tokens - len(request.prompt_ids)
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=request.seed & (2**63 - 1),
+            stop_token_ids=sorted({*self._facts.eos_token_ids, *sampling.stop_token_ids}),
+            max_tokens=min(request.max_tokens, room),
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            skip_clone=True,
+            output_kind=RequestOutputKind.CUMULATIVE,
+            stream_interval=_FIRST_AND_FINAL,
+        )
+
+    def _engine_arguments(self, known: set[str]) -> dict[str, Any]:
+        spec = self._spec
+        arguments = self._arguments | {
+            "dtype": spec.dtype,
+            "tensor_parallel_size": spec.tensor_parallel_size,
+            "max_model_len": self._max_model_tokens,
+            "max_num_seqs": spec.max_concurrent_requests,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",  # the model's own sampling defaults must not leak in
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "enforce_eager": not self._on_gpu if spec.enforce_eager is None else spec.enforce_eager,
+            "weight_transfer_config": {"backend": BACKEND},
+            "worker_extension_cls": EXTENSION,
+            "gpu_memory_utilization": spec.gpu_memory_utilization,
+        }
+        block_size = spec.block_size or (None if self._on_gpu else _CPU_BLOCK_SIZE)
+        kv_bytes = spec.kv_cache_bytes or (None if self._on_gpu else _CPU_KV_CACHE_BYTES)
+        if block_size is not None:
+            arguments["block_size"] = block_size
+        if kv_bytes is not None:
+            arguments["kv_cache_memory_bytes"] = kv_bytes
+        unknown = sorted(set(spec.engine_arguments) - known)
+        if unknown:
+            raise UserError(
+                f"roles.rollout.engine.vllm.engineArguments: vLLM has no argument {unknown[0]!r}; "
+                "the names are those of `vllm.AsyncEngineArgs`, with underscores"
+            )
+        return arguments | dict(spec.engine_arguments)
+
+    def _death(self, message: str) -> TrimtabError:
+        """The error for an engine that is gone, with what its processes left word of."""
+        if not self._fault_file.exists():
+            return EngineDeadError(message)
+        fault = json.loads(self._fault_file.read_text(encoding="utf-8"))
+        if fault["kind"] == OutOfMemoryError.kind:
+            return OutOfMemoryError(
+                f"{message}: {fault['error']}; lower roles.rollout.engine.vllm.gpuMemoryUtilization, "
+                "kvCacheBytes or maxConcurrentRequests"
+            )
+        return EngineDeadError(f"{message}: {fault['error']}")
+
+
+def _drawn_log_probs(logprobs: Any, count: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    """Position t's drawn token comes first among what vLLM returns for it."""
+    if count == 0:
+        return np.zeros(0, np.float32)
+    starts = logprobs.start_indices
+    values = np.asarray(logprobs.logprobs, np.float32)[np.asarray(starts[:count], np.int64)]
+    assert values.shape == (count,)
+    return values
+
+
+def _versions(spans: Sequence[Any] | None, count: int, current: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    versions = np.full(count, current, np.int32)
+    for span in spans or ():
+        versions[span.start : span.end] = int(span.version)
+    return versions
+
+
+def _finish_reason(reason: str) -> Any:
+    if reason not in ("stop", "length", "abort"):
+        raise EngineDeadError(f"vLLM ended a request with {reason!r}")
+    return reason

@@ -1,0 +1,78 @@
+"""The environment that vLLM's processes start with. Set around the engine's start, put back afterwards."""
+
+import contextlib
+import ctypes.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from trimtab.comm.weights.vllm_plugin import BACKEND, FAULT_FILE_VARIABLE, OWNER_PID_VARIABLE
+
+
+@contextlib.contextmanager
+def engine_environment(*, on_gpu: bool, tensor_parallel_size: int, fault_file: Path) -> Iterator[None]:
+    """Variables for the engine's processes, which inherit them; ours are put back afterwards."""
+    wanted = {
+        OWNER_PID_VARIABLE: str(os.getpid()),
+        FAULT_FILE_VARIABLE: str(fault_file),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    }
+    plugins = os.environ.get("VLLM_PLUGINS")
+    if plugins is not None and BACKEND not in plugins.split(","):
+        # A site's list of plugins to load must not leave our entry point out.
+        wanted["VLLM_PLUGINS"] = f"{plugins},{BACKEND}"
+    if not on_gpu:
+        wanted |= _cpu_environment(sorted(os.sched_getaffinity(0)), tensor_parallel_size)
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _cpu_environment(cores: list[int], tensor_parallel_size: int) -> dict[str, str]:
+    """All cores, bound; no compiler; with one worker no process of its own for it.
+
+    vLLM binds its worker's threads only where the worker is a process of its own, which costs a second
+    import of ten seconds; so for one worker the engine core's process is bound here.
+    """
+    shares = [cores[rank::tensor_parallel_size] for rank in range(tensor_parallel_size)]
+    common = {
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, share)) for share in shares),
+    }
+    preload = _preload()
+    if preload:
+        common["LD_PRELOAD"] = ":".join(filter(None, [*preload, os.environ.get("LD_PRELOAD")]))
+    if tensor_parallel_size > 1:
+        return common
+    listed = ",".join(map(str, cores))
+    common |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(len(cores))}
+    if any("libiomp5" in library for library in preload):
+        common |= {
+            "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{listed}]",
+            "KMP_BLOCKTIME": "5",
+            "KMP_TPAUSE": "0",
+        }
+    else:
+        common |= {"OMP_PLACES": "{" + listed + "}", "OMP_PROC_BIND": "true"}
+    return common
+
+
+def _preload() -> list[str]:
+    """Libraries with which vLLM's CPU kernels are 8 to 18 % faster, where they are installed."""
+    found = []
+    iomp = Path(sys.prefix) / "lib" / "libiomp5.so"
+    if iomp.exists():
+        found.append(str(iomp))
+    tcmalloc = ctypes.util.find_library("tcmalloc_minimal")
+    if tcmalloc:
+        found.append(tcmalloc)
+    return found
