@@ -11,8 +11,8 @@ from pathlib import Path
 from trimtab.errors import TrimtabError, UserError
 
 _REMEDIES = {
-    errno.ENOSPC: "the disk is full: free space there, lower checkpoint.keep, or point checkpoint.uri elsewhere",
-    errno.EDQUOT: "the quota there is used up: free space, lower checkpoint.keep, or point checkpoint.uri elsewhere",
+    errno.ENOSPC: "the disk is full: free space, lower checkpoint.keep, or change checkpoint.uri",
+    errno.EDQUOT: "the quota is used up: free space, lower checkpoint.keep, or change checkpoint.uri",
     errno.EROFS: "that file system is read-only: point checkpoint.uri at a writable place",
     errno.EACCES: "this user may not write there: change its permissions or checkpoint.uri",
     errno.EPERM: "this user may not write there: change its permissions or checkpoint.uri",

@@ -134,7 +134,7 @@ def list_checkpoints(uri: str) -> list[Path]:
 
 def latest_valid(uri: str, identity: str | None = None) -> tuple[Checkpoint | None, list[str]]:
     """The newest usable checkpoint, and one sentence for each newer directory that was refused."""
-    refused = []
+    refused: list[str] = []
     for path in reversed(_step_directories(directory_of(uri))):
         try:
             return open_checkpoint(path, identity), refused
@@ -180,7 +180,8 @@ def _refuse_older(root: Path, attempt: int) -> None:
             continue  # `latest_valid` is who reports it
     if attempt < newest:
         raise StaleAttemptError(
-            f"checkpoint.uri: {root} belongs to attempt {newest} of this job; attempt {attempt} may not write there"
+            f"checkpoint.uri: {root} belongs to attempt {newest} of this job; "
+            f"attempt {attempt} may not write there"
         )
 
 

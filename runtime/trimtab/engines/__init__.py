@@ -1,0 +1,1 @@
+"""Engines: what generates (rollout) and what trains (training). Roles drive them."""
