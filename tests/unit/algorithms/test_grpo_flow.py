@@ -1,11 +1,11 @@
 """The GRPO flow against a context that records what it is asked to do."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ruamel.yaml import YAML
 from trimtab.algorithms.grpo import grpo_step, kl_controller, with_mini_batches
 from trimtab.api import parse_job
 from trimtab.episodes import Episode, Reward, TrainBatch, single_turn
@@ -18,13 +18,14 @@ spec:
   model: {path: m}
   data: {train: {path: train.jsonl}, maxPromptTokens: 8}
   algorithm: {grpo: {groupSize: 2, KL}}
-  training: {steps: 1, promptsPerStep: 2, miniBatchPrompts: MINI, maxResponseTokens: 8, maxTokensPerMicroBatch: 64}
+  training:
+    {steps: 1, promptsPerStep: 2, miniBatchPrompts: MINI, maxResponseTokens: 8, maxTokensPerMicroBatch: 64}
   rewards: [{function: exact_match}]
 """
 
 
 def job(kl: str = "kl: {coefficient: 0}", mini: int = 2) -> Any:
-    return parse_job(JOB.replace("KL", kl).replace("MINI", str(mini)), Path("job.yaml"))
+    return parse_job(YAML(typ="safe").load(JOB.replace("KL", kl).replace("MINI", str(mini))))
 
 
 def episode(group: int, number: int, score: float, length: int) -> Episode:

@@ -1,4 +1,4 @@
-"""WorkPool: who gets which item, and what happens to items whose replica goes. The hub records what is sent."""
+"""WorkPool: who gets which item, and what happens when a replica goes. The hub records what is sent."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
