@@ -43,8 +43,11 @@ register = pb.Register(
     protocol_version=1, attempt=1, training_identity="t", worker=pb.WorkerId(role="actor"), applied_step=-1
 )
 runs = 0
-moved = lambda welcome: print("moved to", welcome.coordinator_instance, flush=True)
-with WorkerSession(register, f"127.0.0.1:{sys.argv[1]}", dial_timeout_s=60, on_new_coordinator=moved) as session:
+session = WorkerSession(
+    register, f"127.0.0.1:{sys.argv[1]}", dial_timeout_s=60,
+    on_new_coordinator=lambda welcome: print("moved to", welcome.coordinator_instance, flush=True),
+)
+with session:
     session.start()
     for command in session.commands():
         runs += 1
