@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trimtab import checkpoint
 from trimtab.algorithms.grpo import grpo_step, kl_controller
 from trimtab.api import ResolvedJob
 from trimtab.comm.control import ControlServer
@@ -33,6 +32,7 @@ from trimtab.roles.coordinator.journal import Journal, Record
 from trimtab.roles.coordinator.membership import RECONNECT_GRACE_S, Member, Members
 from trimtab.roles.coordinator.prepare import Prepared, prepare
 from trimtab.roles.coordinator.routing import route_messages
+from trimtab.roles.coordinator.saving import CheckpointKeeper
 from trimtab.roles.coordinator.scoring import Scorer
 from trimtab.roles.coordinator.source import EpisodeSource, Generator, RequestSettings
 from trimtab.roles.coordinator.state import TrainingState
@@ -72,7 +72,6 @@ class Coordinator:
         self._hub = hub
         self._instance = instance
         self.run_dir = Path(job.run_dir)
-        self.checkpoint_uri = str(self.run_dir / (self.spec.checkpoint.uri or "checkpoints"))
         self._journal = Journal(self.run_dir / "journal")
         self._record: Record | None = self._journal.read(attempt=job.attempt)
         self._state = TrainingState()
@@ -81,9 +80,8 @@ class Coordinator:
         self._actor_ready = False
         self._actor_checkpoint = ""
         self._late = asyncio.Event()
-        self._saved_step = -1
-        self._save_s = 0.0
         self.actor = ActorUnit(job, members, server, hub, instance=instance)
+        self._keeper = CheckpointKeeper(job, self.actor, board, wishes)
         self.weights = WeightSync(job, members, server, self.actor, instance=instance, condemn=self.condemn)
         self.rollouts = self._pool("rollout")
         self.rewards = self._pool("reward")
@@ -101,7 +99,7 @@ class Coordinator:
 
     async def run(self) -> Phase:
         """Train to the end or to a stop. Raises UserError, OutOfMemoryError or another TrimtabError."""
-        checkpoint.fence(self.checkpoint_uri, self.job.attempt)
+        self._keeper.fence()
         reader = route_messages(self._hub, self.rollouts, self.rewards, self.actor)
         self._background = [
             asyncio.create_task(work)
@@ -143,7 +141,7 @@ class Coordinator:
                 log.warning("the grace to stop is over: step %d is given up", self._state.step + 1)
                 await self._give_up_step()
                 if self._actor_ready:
-                    await self._guarded(self._save_if_new())
+                    await self._guarded(self._keeper.save_if_new(self._state))
                 return Phase.STOPPED
             except ActorLostError as error:
                 await self._actor_gone(error)
@@ -153,9 +151,8 @@ class Coordinator:
         await self._validate_at_start()
         self._take_wishes()
         done = self._state.step >= self._require(self._prepared).total_steps
-        every = self.spec.checkpoint.every_steps
-        if done or self._stopping or self.wishes.checkpoints or (every and self._state.step % every == 0):
-            await self._save_if_new()
+        if done or self._stopping or self._keeper.due(self._state.step):
+            await self._keeper.save_if_new(self._state)
         if done and self.spec.checkpoint.export_at_end:
             self._note("exporting the model")
             async with self.actor.lock:
@@ -201,18 +198,7 @@ class Coordinator:
         self._late.set()
 
     async def _start_from_checkpoint(self) -> None:
-        found, refused = checkpoint.latest_valid(self.checkpoint_uri, self.job.training_identity)
-        for sentence in refused:
-            log.warning("checkpoint refused: %s", sentence)
-            self.board.warnings.append(f"checkpoint refused: {sentence}")
-        resume = self.spec.checkpoint.resume
-        ours = found is not None and found.manifest.attempt == self.job.attempt
-        if resume == "required" and found is None:
-            raise UserError(
-                f"spec.checkpoint.resume is required, and there is no checkpoint in {self.checkpoint_uri}"
-            )
-        if resume == "never" and not ours:
-            found = None
+        found = self._keeper.find()
         highest = max(
             self.weights.version, int((self._record.state if self._record else {}).get("weight_version", 0))
         )
@@ -220,8 +206,6 @@ class Coordinator:
         if found is not None:
             state, path = TrainingState.from_json(found.coordinator_state()), str(found.actor_path)
             log.info("resuming from %s (step %d)", found.path, found.step)
-            self.board.checkpoint = (str(found.path), found.step)
-            self._saved_step = found.step
         self._load(state)
         self._actor_checkpoint = path
         applied = await self.actor.init(checkpoint_path=path)
@@ -322,8 +306,8 @@ class Coordinator:
         prepared.sampler.ack(taken.leases)
         metrics["training/global_step"] = float(step)
         metrics["training/epoch"] = prepared.sampler.epoch_progress
-        if self._save_s:
-            metrics["timing_s/save_checkpoint"], self._save_s = self._save_s, 0.0
+        if self._keeper.last_save_s:
+            metrics["timing_s/save_checkpoint"], self._keeper.last_save_s = self._keeper.last_save_s, 0.0
         self._write_samples(step, taken.episodes, taken.samples, kind="train")
         self._state = replace(
             self._state,
@@ -397,46 +381,6 @@ class Coordinator:
         self._write_samples(step, [e for _, e in result.episodes], samples, kind="validation")
         self._state = replace(self._state, validated_step=step)
         return result.metrics
-
-    async def _save_if_new(self) -> None:
-        """Write a checkpoint of the state as it is, unless there is one, and answer who asked for it."""
-        asked, self.wishes.checkpoints = self.wishes.checkpoints, []
-        try:
-            if self._state.step != self._saved_step and self._state.step > 0:
-                await self._save()
-        except TrimtabError as error:
-            for future in asked:
-                if not future.done():
-                    future.set_exception(TrimtabError(str(error)))
-            raise
-        for future in asked:
-            if not future.done():
-                future.set_result(self.board.checkpoint)
-
-    async def _save(self) -> None:
-        step = self._state.step
-        self._note("saving a checkpoint")
-        started = time.monotonic()
-        path = checkpoint.begin(self.checkpoint_uri, step)
-        try:
-            async with self.actor.lock:
-                await self.actor.save(str(path / "actor"), step=step)
-        except BaseException:
-            checkpoint.abandon(path)
-            raise
-        await asyncio.to_thread(
-            checkpoint.commit,
-            path,
-            step=step,
-            identity=self.job.training_identity,
-            attempt=self.job.attempt,
-            coordinator_state=self._state.to_json(),
-        )
-        checkpoint.prune(self.checkpoint_uri, self.spec.checkpoint.keep)
-        self._saved_step = step
-        self._save_s = time.monotonic() - started
-        self.board.checkpoint = (str(path), step)
-        log.info("checkpoint of step %d in %.1f s: %s", step, self._save_s, path)
 
     # -- small parts -----------------------------------------------------------------------------
 
