@@ -27,8 +27,8 @@ apply to a job (a validation score without `spec.validation`, say) is left out, 
 In the run's folder:
 
 - `metrics.jsonl`: one line for each step with `step`, `time` (seconds since 1970) and the metrics by name;
-  step 0 is the validation before training. A number that is not finite is `null`, and `warnings.jsonl` says so.
-  `pandas.read_json("metrics.jsonl", lines=True)` reads it.
+  step 0 is the validation before training. A number that is not finite is `null`, and `warnings.jsonl` says
+  so. `pandas.read_json("metrics.jsonl", lines=True)` reads it.
 - `tensorboard/`: the same as scalars, unless `spec.tracking.tensorboard` is false.
 - `samples.jsonl`: responses to read, with `step`, `kind` (`train` or `validation`), `prompt`, `response`,
   `score`, `rewards` and `finish_reason`.

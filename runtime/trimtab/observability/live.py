@@ -56,7 +56,7 @@ class LiveView:
         self._clock = clock
         self._began = clock()
         self._status = pb.JobStatus(name=name, total_steps=total_steps, seconds_left=-1, phase="Starting")
-        self._num_warnings = 0
+        self._warned: set[str] = set()
         self._history: dict[str, list[float]] = {label: [] for label, _ in FIGURES}
         self._history_step = -1
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal
@@ -72,16 +72,16 @@ class LiveView:
         self._status = pb.JobStatus()
         self._status.CopyFrom(status)
         self._status.total_steps = total
-        if status.step > self._history_step and status.metrics:
+        if status.step != self._history_step and status.metrics:
             self._history_step = status.step
             self._remember(status.metrics)
         if self._plain is not None:
             self._plain.update(self._status)
-        for text in status.warnings[self._num_warnings :]:
-            self._console.print(
-                Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=self._live is None
-            )
-        self._num_warnings = max(self._num_warnings, len(status.warnings))
+        for text in status.warnings:
+            if text not in self._warned:
+                self._warned.add(text)
+                line = Text.assemble(("warning: ", "bold yellow"), text)
+                self._console.print(line, soft_wrap=self._live is None)
 
     def log_line(self, text: str) -> None:
         """Print a line above the panel."""
@@ -200,6 +200,8 @@ class _PlainLines:
         self._said_at = -PLAIN_ACTIVITY_INTERVAL_S
 
     def update(self, status: pb.JobStatus) -> None:
+        if 0 < status.step < self._step:  # back to a checkpoint: these steps are taken, and shown, again
+            self._step = status.step
         if status.step > self._step:
             self._step = status.step
             self._print(step_line(status))

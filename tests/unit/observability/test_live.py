@@ -52,6 +52,13 @@ def test_plain_one_line_for_each_step_however_often_a_status_arrives() -> None:
     assert [line.split("  ")[0] for line in lines] == ["step 1/40", "step 2/40"]
 
 
+def test_plain_steps_taken_again_after_a_fallback_appear_again() -> None:
+    view, out, _ = plain()
+    for step in (1, 2, 3, 0, 2, 3):
+        view.update(job_status(step))
+    assert re.findall(r"step (\d)/40", out.getvalue()) == ["1", "2", "3", "3"]
+
+
 def test_plain_activity_changes_appear_at_most_every_ten_seconds() -> None:
     view, out, clock = plain()
     for second in range(25):
@@ -62,9 +69,10 @@ def test_plain_activity_changes_appear_at_most_every_ten_seconds() -> None:
 
 def test_plain_warning_is_printed_once_and_markup_in_it_is_text() -> None:
     view, out, _ = plain()
-    for step in (1, 2):
-        view.update(job_status(step, warnings=["[bold]flat[/bold]"]))
+    for warnings in (["[bold]flat[/bold]"], [], ["[bold]flat[/bold]"], ["other"]):
+        view.update(job_status(1, warnings=warnings))
     assert out.getvalue().count("warning: [bold]flat[/bold]") == 1
+    assert out.getvalue().count("warning: other") == 1
 
 
 def test_close_prints_the_summary_once() -> None:
