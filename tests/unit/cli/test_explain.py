@@ -47,9 +47,10 @@ def test_root_recursive_has_every_field():
         assert f" {path.rsplit('.', 1)[-1]} <" in text
 
 
-@pytest.mark.parametrize("path", [name.replace("[]", "") for name, _ in walk()])
-def test_every_path_can_be_explained(path):
-    assert f"FIELD:    {path} <" in text_of(path)
+def test_every_path_can_be_explained():
+    for name, _ in walk():
+        path = name.replace("[]", "")
+        assert f"FIELD:    {path} <" in text_of(path)
 
 
 def test_unknown_path_suggests_the_nearest():
