@@ -95,6 +95,8 @@ async def grpo_step(job: "RLTrainingJob", context: FlowContext, controller: KLCo
         if not in_loss:
             metrics["kl/actual"] = metrics["actor/reward_kl_penalty"]
         metrics["kl/coefficient"] = controller.coefficient
+        if grpo.kl.controller.adaptive is not None:
+            metrics["kl/target"] = grpo.kl.controller.adaptive.target
         controller.update(metrics["kl/actual"], batch.num_sequences)
     metrics["training/num_updates"] = float(num_updates)
     await context.publish()

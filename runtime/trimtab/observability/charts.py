@@ -16,7 +16,7 @@ from trimtab.observability.registry import TIMING_PHASES
 from trimtab.observability.run_data import RunData
 
 BLUE, ORANGE, GREEN, RED, PURPLE = "#2f7de1", "#e8833a", "#2fa36b", "#d9534f", "#8b6fd6"
-PHASE_COLOURS = (BLUE, GREEN, "#7aa6d9", "#9cc7b0", "#c9c9d1", ORANGE, PURPLE, "#8a8f98")
+PHASE_COLOURS = (BLUE, GREEN, "#7aa6d9", "#9cc7b0", ORANGE, PURPLE, "#8a8f98")
 INK = "#0a0b0c"
 """Stands for the page's text colour: `svg` turns it into currentColor."""
 MAX_POINTS = 800

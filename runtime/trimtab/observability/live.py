@@ -25,6 +25,7 @@ PLAIN_ACTIVITY_INTERVAL_S = 10.0
 MAX_WARNINGS = 3
 """Warnings that the panel keeps in sight; all of them stand above it and in the report."""
 SPARK_WIDTH = 8
+FIGURE_WIDTH = 11
 BLOCKS = "▁▂▃▄▅▆▇█"
 PHASE_COLOURS = {"Failed": "red", "Complete": "green", "Recovering": "yellow", "Stopped": "yellow"}
 
@@ -142,12 +143,8 @@ class LiveView:
 
     def _figures(self) -> RenderableType:
         grid = Table.grid(expand=True, padding=(0, 1, 0, 0))
-        shown = [label for label, _ in FIGURES if self._history[label]] or [
-            "reward",
-            "KL",
-            "entropy",
-            "length",
-        ]
+        reported = [label for label, _ in FIGURES if self._history[label]] or ["reward", "KL", "entropy"]
+        shown = reported[: max(1, self._console.width // FIGURE_WIDTH)]
         for _ in shown:
             grid.add_column(no_wrap=True, ratio=1)
         grid.add_row(*(Text(label, style="dim") for label in shown))
@@ -161,7 +158,7 @@ class LiveView:
 
     def _roles_row(self) -> RenderableType:
         status = self._status
-        row = Table.grid(expand=True)
+        row = Table.grid(expand=True, padding=(0, 1))
         row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         row.add_column(justify="right", no_wrap=True)
         roles = Text()

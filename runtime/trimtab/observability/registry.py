@@ -70,7 +70,6 @@ SECTIONS: tuple[Section, ...] = (
             _verl("actor/pg_clipfrac", "share", "Tokens whose ratio was clipped."),
             _verl("actor/pg_clipfrac_lower", "share", "Tokens caught by the dual clip (negative advantage)."),
             _verl("actor/kl_loss", "nats", "KL to the reference in the loss, before its coefficient."),
-            _verl("actor/kl_coef", "", "Coefficient of the KL term in the loss."),
             _verl("actor/reward_kl_penalty", "nats", "Mean KL to the reference taken off the rewards."),
             _verl("actor/reward_kl_penalty_coeff", "", "Coefficient of the KL penalty in the rewards."),
             _verl("actor/grad_norm", "", "Norm of the gradient before clipping (mean over updates)."),
@@ -102,7 +101,6 @@ SECTIONS: tuple[Section, ...] = (
             Metric("reward/uniform_groups", "groups", "Groups of one score throughout; they teach nothing."),
             Metric("reward/scored", "responses", "Responses that a reward process has scored so far."),
             Metric("reward/worker_restarts", "", "Scoring processes that were killed and started again."),
-            Metric("reward/latency_ms", "ms", "Mean time to score a response, queueing included."),
         ),
     ),
     Section(
@@ -121,7 +119,6 @@ SECTIONS: tuple[Section, ...] = (
         (
             Metric("rollout/latency_ms", "ms", "Mean time from request to finished response."),
             Metric("rollout/latency_max_ms", "ms", "The slowest response of the step."),
-            Metric("rollout/time_to_first_token_ms", "ms", "Mean time from request to first token."),
             Metric(
                 "rollout/throughput",
                 "tokens/s",
@@ -136,7 +133,6 @@ SECTIONS: tuple[Section, ...] = (
                 "nats",
                 "Mean absolute difference between rollout's and trainer's log-probs of the same tokens.",
             ),
-            Metric("rollout/logprob_diff_max", "nats", "The largest such difference."),
         ),
     ),
     Section(
@@ -160,10 +156,11 @@ SECTIONS: tuple[Section, ...] = (
             _verl("timing_s/reward", "s", "Waiting for scores after the last response."),
             _verl("timing_s/old_log_prob", "s", "Recomputing the log-probs of the sampled tokens."),
             _verl("timing_s/ref", "s", "Log-probs under the reference."),
-            _verl("timing_s/adv", "s", "Advantages."),
             _verl("timing_s/update_actor", "s", "Forward, backward and optimiser."),
             _verl("timing_s/update_weights", "s", "Publishing the weights."),
-            Metric("timing_s/coordination", "s", "What is left: the coordinator and its messages."),
+            Metric(
+                "timing_s/coordination", "s", "What is left: advantages, the coordinator and its messages."
+            ),
             _verl("timing_s/testing", "s", "Validation; not part of the step."),
             _verl("timing_s/save_checkpoint", "s", "Writing a checkpoint; not part of the step."),
         ),
@@ -187,13 +184,6 @@ SECTIONS: tuple[Section, ...] = (
             ),
             Metric("perf/update_micro_batches", "", "Forward and backward passes on each rank."),
             Metric("perf/max_memory_gb", "GB", "Peak memory of the update (on CPUs: resident)."),
-            _verl("perf/max_memory_allocated_gb", "GiB", "Peak device memory held by tensors, largest rank."),
-            _verl(
-                "perf/max_memory_reserved_gb",
-                "GiB",
-                "Peak device memory reserved, largest rank.",
-            ),
-            _verl("perf/cpu_memory_used_gb", "GiB", "Host memory in use, largest rank."),
         ),
     ),
     Section(
@@ -226,7 +216,6 @@ TIMING_PHASES: tuple[str, ...] = (
     "timing_s/reward",
     "timing_s/old_log_prob",
     "timing_s/ref",
-    "timing_s/adv",
     "timing_s/update_actor",
     "timing_s/update_weights",
     "timing_s/coordination",
