@@ -19,14 +19,13 @@ from trimtab.observability.charts import charts_of, picture, svg
 from trimtab.observability.format import quantity
 from trimtab.observability.records import JsonObject
 from trimtab.observability.report_style import CSS
-from trimtab.observability.run_data import RunData, load_run, summary_rows
+from trimtab.observability.run_data import ENDED_PHASES, RunData, load_run, summary_rows
 
 REPORT_FILE = "report.html"
 PICTURE_FILE = "curves.png"
 NUM_SAMPLED_STEPS = 6
 """Steps, evenly spread over the run, of which samples are shown."""
 SAMPLES_PER_STEP = 3
-ENDED_PHASES = ("Complete", "Failed", "Stopped")
 MAX_PROMPT_CHARACTERS = 800
 MAX_RESPONSE_CHARACTERS = 2000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -99,7 +98,7 @@ def _visible(character: str) -> str:
 
 
 def _header(run: RunData) -> Iterable[str]:
-    phase = run.status.phase if run.status else ""
+    phase = run.phase
     kind = {"Complete": "good", "Failed": "bad", "Recovering": "warn", "Stopped": "warn"}.get(phase, "")
     yield "<header>"
     yield f"<h1>{shown(run.name)}</h1>"
@@ -160,14 +159,8 @@ def _charts(run: RunData) -> Iterable[str]:
 
 
 def _summary(run: RunData) -> Iterable[str]:
-    rows = dict(summary_rows(run))
-    rows |= {
-        str(name).replace("_", " "): str(value)
-        for name, value in run.summary.items()
-        if isinstance(value, str | int | float) and str(name).replace("_", " ") not in rows
-    }
     yield '<h2>Summary</h2><div class="card"><table>'
-    for label, value in rows.items():
+    for label, value in summary_rows(run).items():
         yield f"<tr><th>{shown(label)}</th><td>{shown(value)}</td></tr>"
     yield "</table></div>"
 

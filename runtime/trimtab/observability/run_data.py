@@ -25,6 +25,7 @@ from trimtab.v1 import job_control_pb2 as pb
 JOB_FILE = "job.yaml"
 STATUS_FILE = "status.json"
 SUMMARY_FILE = "summary.json"
+ENDED_PHASES = ("Complete", "Failed", "Stopped")
 NUM_ENDS = 3
 """Steps averaged for "at the start" and "at the end" of a noisy metric."""
 
@@ -42,6 +43,13 @@ class RunData:
     job_yaml: str = ""
     status: pb.JobStatus | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
+    """What the coordinator wrote at the end; empty while the run goes on, also after an earlier end."""
+
+    @property
+    def phase(self) -> str:
+        """The job's phase; empty where nothing says it."""
+        phase = self.status.phase if self.status else ""
+        return phase if phase in ENDED_PHASES else str(self.summary.get("phase") or phase)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric, where it was reported and finite."""
@@ -63,7 +71,7 @@ class RunData:
         for condition in self.status.conditions if self.status else ():
             if condition.type == "Failed" and condition.status == "True":
                 return f"{condition.reason}: {condition.message}" if condition.message else condition.reason
-        return ""
+        return str(self.summary.get("message", "")) if self.phase == "Failed" else ""
 
 
 def load_run(folder: Path) -> RunData:
@@ -85,13 +93,16 @@ def load_run(folder: Path) -> RunData:
         warnings=tuple(HealthWarning.from_record(line) for line in read_lines(folder / WARNINGS_FILE)),
         job_yaml=job_yaml,
         status=status,
-        summary=_json_object(folder / SUMMARY_FILE),
+        summary=_summary(folder, status),
     )
 
 
 def summary_rows(run: RunData) -> dict[str, str]:
     """The run in a few lines: what the end of `trimtab run` and the head of the report show."""
     rows = {"result": _result(run), "steps": _steps(run)}
+    wall_s = run.summary.get("wall_s")
+    if isinstance(wall_s, int | float):
+        rows["time"] = f"{duration(wall_s)}, start and end included"
     rows |= _course(run, "validation score", "val/score/mean", num_ends=1)
     rows |= _course(run, "reward", "critic/score/mean", num_ends=NUM_ENDS)
     rows |= _course(run, "KL to reference", "kl/actual", num_ends=NUM_ENDS)
@@ -99,7 +110,7 @@ def summary_rows(run: RunData) -> dict[str, str]:
     rows |= _course(run, "response length", "response_length/mean", num_ends=NUM_ENDS)
     rows |= _speed(run)
     if run.status and run.status.checkpoint_path:
-        rows["checkpoint"] = f"{run.status.checkpoint_path} (step {run.status.checkpoint_step})"
+        rows["checkpoint"] = run.status.checkpoint_path
     if (run.folder / "model").is_dir():
         rows["model"] = str(run.folder / "model")
     if run.warnings:
@@ -110,8 +121,8 @@ def summary_rows(run: RunData) -> dict[str, str]:
 def _result(run: RunData) -> str:
     if run.failure:
         return f"Failed: {run.failure}"
-    if run.status and run.status.phase:
-        return run.status.phase
+    if run.phase:
+        return run.phase
     return "no step completed yet" if not run.steps else "no status was written"
 
 
@@ -132,7 +143,7 @@ def _speed(run: RunData) -> dict[str, str]:
     rows = {}
     _, step_s = run.series("timing_s/step")
     if step_s:
-        rows["time"] = f"{duration(sum(step_s))} in steps, median {quantity(median(step_s))} s a step"
+        rows["steps took"] = f"{duration(sum(step_s))}, median {quantity(median(step_s))} s"
     _, throughput = run.series("perf/throughput")
     if throughput:
         rows["throughput"] = f"{quantity(median(throughput))} tokens/s (median)"
@@ -159,6 +170,17 @@ def _status(path: Path) -> pb.JobStatus | None:
         return json_format.ParseDict(record, pb.JobStatus(), ignore_unknown_fields=True)
     except json_format.ParseError:  # written by another release
         return None
+
+
+def _summary(folder: Path, status: pb.JobStatus | None) -> JsonObject:
+    """summary.json, unless the status is newer and the job runs again: then it is of an earlier start."""
+    summary, written = folder / SUMMARY_FILE, folder / STATUS_FILE
+    if not summary.is_file():
+        return {}
+    runs_again = status is not None and status.phase not in ENDED_PHASES
+    if runs_again and written.stat().st_mtime_ns > summary.stat().st_mtime_ns:
+        return {}
+    return _json_object(summary)
 
 
 def _job_name(job_yaml: str) -> str:

@@ -1,4 +1,6 @@
+import json
 import math
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -127,8 +129,21 @@ def test_summary_rows_tell_the_course(tmp_path: Path) -> None:
     rows = summary_rows(load_run(make_run(tmp_path, steps=30)))
     assert rows["result"] == "Complete" and rows["steps"] == "30 of 40"
     assert rows["validation score"] == "0.3 → 4"
-    assert rows["time"] == "1:00 in steps, median 2 s a step"
+    assert rows["steps took"] == "1:00, median 2 s"
     assert rows["warnings"] == "non-finite"
+
+
+def test_summary_written_before_the_last_status_decides_the_phase(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=1, phase="Running")
+    os.utime(run / "status.json", (100, 100))
+    summary = run / "summary.json"
+    summary.write_text(json.dumps({"phase": "Failed", "message": "a rollout was lost", "wall_s": 61}))
+    os.utime(summary, (200, 200))
+    rows = summary_rows(load_run(run))
+    assert rows["result"] == "Failed: a rollout was lost" and rows["time"].startswith("1:01")
+    os.utime(run / "status.json", (300, 300))
+    rows = summary_rows(load_run(run))
+    assert rows["result"] == "Running" and "time" not in rows
 
 
 def test_warning_record_survives_the_file(tmp_path: Path) -> None:
