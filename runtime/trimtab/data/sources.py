@@ -191,13 +191,16 @@ def _read_jsonl(files: Sequence[Path], field: str) -> Rows:
     rows: list[Row] = []
     places: list[str] = []
     for file in files:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                place = f"{file}:{number}"
-                row = _parse_line(line, place, field)
-                if row is not None:
-                    rows.append(row)
-                    places.append(place)
+        try:
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    place = f"{file}:{number}"
+                    row = _parse_line(line, place, field)
+                    if row is not None:
+                        rows.append(row)
+                        places.append(place)
+        except OSError as error:
+            raise UserError(f"{field}.path: cannot read {file}: {error.strerror}") from None
     return ListRows(rows, places)
 
 

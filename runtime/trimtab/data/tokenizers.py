@@ -35,7 +35,7 @@ def load_tokenizer(model_spec: "ModelSpec", base_dir: Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             location, revision=revision or "main", trust_remote_code=model_spec.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # noqa: BLE001 (the tokenizers library raises bare Exceptions)
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
             f"{field}: cannot load a tokenizer from {path!r}: {lines[0]} (neither a folder at "

@@ -63,11 +63,6 @@ class RewardPool:
         self.num_restarts = 0
         """Workers replaced so far."""
 
-    @property
-    def num_queued(self) -> int:
-        """Workers that are busy now."""
-        return len(self._workers) - self._idle.qsize()
-
     async def start(self) -> None:
         """Start every worker. Raises `UserError` naming each function that cannot be used."""
         outcomes = await asyncio.gather(*(w.start() for w in self._workers), return_exceptions=True)

@@ -23,11 +23,14 @@ def test_load_tokenizer_relative_path_and_own_template(tiny_model_dir: Path) -> 
         ({"path": "absent/model"}, r"model\.path: cannot load a tokenizer from 'absent/model'"),
         ({"path": ".", "tokenizer": {"path": "absent"}}, r"model\.tokenizer\.path: .*'absent'"),
         ({"path": "empty"}, r"model\.path: cannot load a tokenizer from 'empty'"),
+        ({"path": "cut"}, r"model\.path: cannot load a tokenizer from 'cut'"),
     ],
-    ids=["no model", "no tokenizer", "folder without a tokenizer"],
+    ids=["no model", "no tokenizer", "folder without a tokenizer", "truncated file"],
 )
 def test_load_tokenizer_absent_is_a_user_error(tmp_path: Path, spec: dict[str, object], message: str) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "tokenizer.json").write_text('{"version": "1.0", "model": ')
     with pytest.raises(UserError, match=message):
         load_tokenizer(ModelSpec.model_validate(spec), tmp_path)
 

@@ -173,6 +173,19 @@ def test_worker_that_dies_while_idle_is_replaced_unnoticed(code_dir: Path) -> No
     run_pool(code_dir, [call("pid")], body)
 
 
+def test_worker_that_cannot_be_replaced_fails_the_caller(tmp_path: Path) -> None:
+    module = tmp_path / "fading_rewards.py"
+    module.write_text("import os\ndef score(*, prompt, response, fields):\n    os._exit(1)\n")
+
+    async def body(pool: RewardPool) -> None:
+        module.write_text("raise RuntimeError('no longer')\n")
+        assert (await score(pool, "")).errors[0].kind == "died"
+        with pytest.raises(UserError, match="no longer"):
+            await score(pool, "")
+
+    run_pool(tmp_path, [call("fading_rewards:score")], body)
+
+
 def test_close_leaves_no_process_behind(code_dir: Path) -> None:
     async def body(pool: RewardPool) -> set[int]:
         results = await asyncio.gather(*(score(pool, "") for _ in range(20)))
