@@ -25,7 +25,8 @@ REPORT_FILE = "report.html"
 PICTURE_FILE = "curves.png"
 NUM_SAMPLED_STEPS = 6
 """Steps, evenly spread over the run, of which samples are shown."""
-SAMPLES_PER_STEP = 3
+SAMPLES_PER_KIND = 3
+"""Of each such step, of training and of validation each."""
 MAX_PROMPT_CHARACTERS = 800
 MAX_RESPONSE_CHARACTERS = 2000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -139,7 +140,7 @@ def _warnings(run: RunData) -> Iterable[str]:
         yield "<h2>Warnings</h2>"
     for warning in run.warnings:
         yield (
-            f'<div class="card warning"><b>{_prose(warning.message)}</b> '
+            f'<div class="card warning"><b>{_prose(warning.message[:1].upper() + warning.message[1:])}</b> '
             f'<span class="badge warn">{shown(warning.rule)}, step {warning.step}</span>'
             f"<p>{_prose(warning.advice)}</p></div>"
         )
@@ -173,7 +174,9 @@ def _samples(run: RunData) -> Iterable[str]:
         of_step = [sample for sample in run.samples if sample["step"] == step]
         opened = " open" if step in (steps[0], steps[-1]) else ""
         yield f"<details{opened}><summary>Step {step}</summary>"
-        yield from (_sample(sample) for sample in of_step[:SAMPLES_PER_STEP])
+        for validation in (False, True):
+            of_kind = [sample for sample in of_step if (sample.get("kind") == "validation") is validation]
+            yield from (_sample(sample) for sample in of_kind[:SAMPLES_PER_KIND])
         yield "</details>"
 
 
