@@ -200,14 +200,9 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "Workers",
-        "Reported by each process at its own Prometheus endpoint, with its role, replica and rank as labels.",
-        (
-            Metric("worker/resident_bytes", "bytes", "Resident memory of the process."),
-            Metric("worker/queue_length", "items", "Work items waiting in the process."),
-            Metric("worker/running", "items", "Work items in progress in the process."),
-            Metric("worker/applied_step", "steps", "Last training step applied (actor)."),
-            Metric("worker/weight_version", "", "Weights in use (rollout)."),
-        ),
+        "At the Prometheus endpoint of each process alone, beside `process_resident_memory_bytes`, "
+        "`process_cpu_seconds_total` and the like.",
+        (Metric("worker/running", "items", "Work items in progress in the process."),),
     ),
 )
 
