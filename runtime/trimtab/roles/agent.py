@@ -1,7 +1,8 @@
 """The agent: process 1 of a pod and of its local twin (`trimtab agent`, `python -m trimtab.roles.agent`).
 
 Starts the pod's ranks, each in a session of its own and bound to die with the agent; passes their output
-on; forwards SIGTERM and SIGINT; reaps every child, also orphans that a rank left behind. One thread, no
+on; forwards SIGTERM and SIGINT, and on SIGQUIT ends everything below it at once; reaps every child, also
+orphans that a rank left behind. One thread, no
 loop: everything happens in `_Agent._turn`, woken by signals and output.
 
     running --a rank failed--> stopping (SIGTERM to the others) --grace--> SIGKILL
@@ -105,7 +106,7 @@ class _Agent:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for number in (*_FORWARDED, signal.SIGCHLD):
+        for number in (*_FORWARDED, signal.SIGQUIT, signal.SIGCHLD):
             signal.signal(number, self._note)
         self._selector.register(wake_read, selectors.EVENT_READ, None)
         if self._env.launcher_pid is not None:
@@ -185,9 +186,10 @@ class _Agent:
     def _forward(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
+            # Where the launcher was killed, nobody would use or end these any more.
             orphaned = self._env.launcher_pid is not None and os.getppid() != self._env.launcher_pid
             for rank in self._running.values():
-                if orphaned:  # the launcher was killed: nobody would end or use these any more
+                if orphaned or number == signal.SIGQUIT:
                     _signal_group(rank, signal.SIGKILL)
                 else:
                     _signal_rank(rank, number)
