@@ -56,7 +56,7 @@ class PromptDataset:
         self._prompt_field = prompt_field
         self._field = field
         self.num_filtered = 0
-        """Rows left out because their prompt is longer than `data.maxPromptTokens`."""
+        """Rows left out because their prompt is longer than `spec.data.maxPromptTokens`."""
         kept: list[int] = []
         ids: list[NDArray[np.int32]] = []
         for row_number, row_ids in self._tokenized():
@@ -113,7 +113,8 @@ class PromptDataset:
         if prompt is None:
             raise UserError(
                 f"{self._where(row_number)}: no field {self._prompt_field!r} (the row has: "
-                f"{', '.join(map(str, row)) or 'no fields'}); name the prompt's field in data.promptField"
+                f"{', '.join(map(str, row)) or 'no fields'}); "
+                "name the prompt's field in spec.data.promptField"
             )
         return self._renderer.text(prompt, where=self._where(row_number))
 
@@ -123,8 +124,9 @@ class PromptDataset:
     def _refuse_or_count(self, row_number: int, length: int, limit: int, overlong: str) -> None:
         if overlong == "error":
             raise UserError(
-                f"{self._where(row_number)}: the prompt has {length} tokens, more than data.maxPromptTokens "
-                f"({limit}); raise it, or set data.overlongPrompts: filter to leave such rows out"
+                f"{self._where(row_number)}: the prompt has {length} tokens, more than "
+                f"spec.data.maxPromptTokens ({limit}); raise it, or set spec.data.overlongPrompts: filter "
+                "to leave such rows out"
             )
         self.num_filtered += 1
 
@@ -133,12 +135,12 @@ class PromptDataset:
             raise UserError(f"{self._field}: the dataset is empty")
         if not len(self):
             raise UserError(
-                f"{self._field}: all {self.num_filtered} prompts are longer than data.maxPromptTokens "
+                f"{self._field}: all {self.num_filtered} prompts are longer than spec.data.maxPromptTokens "
                 f"({max_prompt_tokens}); raise it"
             )
         if self.num_filtered:
             logger.warning(
-                "%s: left out %d of %d prompts, which are longer than data.maxPromptTokens (%s)",
+                "%s: left out %d of %d prompts, which are longer than spec.data.maxPromptTokens (%s)",
                 self._field,
                 self.num_filtered,
                 len(self._rows),
@@ -153,7 +155,7 @@ def open_dataset(
     tokenizer: Any,
     code_paths: Sequence[Path],
     base_dir: Path,
-    field: str = "data.train",
+    field: str = "spec.data.train",
 ) -> PromptDataset:
     """Read, render, tokenise and filter a source. Raises `UserError` that begins with `field`.
 

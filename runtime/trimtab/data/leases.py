@@ -53,7 +53,7 @@ class LeasedSampler:
         if dataset_size < 1:
             raise UserError(f"data: a dataset must have at least one row to sample from, not {dataset_size}")
         if epochs is not None and epochs < 1:
-            raise UserError(f"training.epochs: must be at least 1, not {epochs}")
+            raise UserError(f"spec.training.epochs: must be at least 1, not {epochs}")
         self._size = dataset_size
         self._seed = seed
         self._shuffle = shuffle
@@ -128,9 +128,9 @@ class LeasedSampler:
                 f"this release of trimtab reads version {STATE_VERSION}"
             )
         for name, field, mine in (
-            ("dataset_size", "rows in the dataset (data.train)", self._size),
+            ("dataset_size", "rows in the dataset (spec.data.train)", self._size),
             ("seed", "seed", self._seed),
-            ("shuffle", "data.shuffle", self._shuffle),
+            ("shuffle", "spec.data.shuffle", self._shuffle),
         ):
             if state[name] != mine:
                 raise UserError(

@@ -1,7 +1,7 @@
 """From a row's prompt to the text and the token ids that the model sees.
 
 Called by `PromptDataset` on the coordinator. A prompt is text or a list of chat messages; whether the
-tokenizer's chat template is applied follows `data.applyChatTemplate`.
+tokenizer's chat template is applied follows `spec.data.applyChatTemplate`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ class PromptRenderer:
         self._has_template = bool(tokenizer.chat_template)
         if apply_chat_template == "always" and not self._has_template:
             raise UserError(
-                "data.applyChatTemplate: 'always', but the tokenizer has no chat template; "
-                f"{_TEMPLATE_REMEDY}, or set data.applyChatTemplate: auto"
+                "spec.data.applyChatTemplate: 'always', but the tokenizer has no chat template; "
+                f"{_TEMPLATE_REMEDY}, or set spec.data.applyChatTemplate: auto"
             )
         self.uses_template = apply_chat_template == "always" or (
             apply_chat_template == "auto" and self._has_template
@@ -49,7 +49,7 @@ class PromptRenderer:
         messages = self._messages(prompt, where)
         if not self.uses_template:
             cause = (
-                "data.applyChatTemplate is 'never'"
+                "spec.data.applyChatTemplate is 'never'"
                 if self._mode == "never"
                 else "the tokenizer has no chat template"
             )
@@ -67,7 +67,7 @@ class PromptRenderer:
             roles = ", ".join(message["role"] for message in messages)
             raise UserError(
                 f"{where}: the chat template refused the messages (roles: {roles}) with "
-                f"data.chatTemplateArguments {self._arguments}: {error}"
+                f"spec.data.chatTemplateArguments {self._arguments}: {error}"
             ) from None
         return rendered
 
@@ -93,13 +93,13 @@ class PromptRenderer:
 
     def _refuse_template_settings(self) -> None:
         cause = (
-            "data.applyChatTemplate is 'never'"
+            "spec.data.applyChatTemplate is 'never'"
             if self._mode == "never"
             else "the tokenizer has no chat template"
         )
         for field, value in (
-            ("data.systemPrompt", self._system_prompt),
-            ("data.chatTemplateArguments", self._arguments or None),
+            ("spec.data.systemPrompt", self._system_prompt),
+            ("spec.data.chatTemplateArguments", self._arguments or None),
         ):
             if value is not None:
                 raise UserError(
@@ -108,7 +108,7 @@ class PromptRenderer:
                 )
 
 
-_TEMPLATE_REMEDY = "set model.tokenizer.chatTemplate or use a tokenizer that has one"
+_TEMPLATE_REMEDY = "set spec.model.tokenizer.chatTemplate or use a tokenizer that has one"
 
 
 def _is_message(item: Any) -> bool:

@@ -1,7 +1,7 @@
-"""The job's tokenizer and its end-of-sequence ids.
+"""The job's tokenizer.
 
-`load_tokenizer` is called by the coordinator (prompts, decoding for rewards) and by the export;
-`eos_token_ids` by the rollout too. transformers is imported inside: it takes seconds.
+Called by the coordinator (prompts, decoding for rewards), off its event loop. transformers is imported
+inside the function: it takes seconds.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trimtab.api.model import ModelSpec
 
 
-def local_or_hub(path: str, base_dir: Path) -> str:
+def _local_or_hub(path: str, base_dir: Path) -> str:
     """A folder (relative to the job file) where there is one, else `path` unchanged: a hub id."""
     folder = base_dir / Path(path).expanduser()
     return str(folder) if folder.is_dir() else path
@@ -27,10 +27,10 @@ def load_tokenizer(model_spec: "ModelSpec", base_dir: Path) -> Any:
     from transformers import AutoTokenizer
 
     own = model_spec.tokenizer
-    field, path, revision = "model.path", model_spec.path, own.revision or model_spec.revision
+    field, path, revision = "spec.model.path", model_spec.path, own.revision or model_spec.revision
     if own.path is not None:
-        field, path, revision = "model.tokenizer.path", own.path, own.revision
-    location = local_or_hub(path, Path(base_dir))
+        field, path, revision = "spec.model.tokenizer.path", own.path, own.revision
+    location = _local_or_hub(path, Path(base_dir))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             location, revision=revision or "main", trust_remote_code=model_spec.trust_remote_code
@@ -44,23 +44,3 @@ def load_tokenizer(model_spec: "ModelSpec", base_dir: Path) -> Any:
     if own.chat_template is not None:
         tokenizer.chat_template = own.chat_template
     return tokenizer
-
-
-def eos_token_ids(model_dir: str | Path, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends a response: the tokenizer's, then those of the model's generation settings.
-
-    Chat models often name several (end of turn, end of text). Ascending, without repeats; empty where
-    the model names none.
-    """
-    from transformers import GenerationConfig
-
-    found: set[int] = set()
-    if tokenizer.eos_token_id is not None:
-        found.add(int(tokenizer.eos_token_id))
-    try:
-        generation = GenerationConfig.from_pretrained(str(model_dir))
-    except OSError:  # the model has no generation settings
-        return tuple(sorted(found))
-    listed = generation.eos_token_id
-    found.update(map(int, listed if isinstance(listed, list) else [] if listed is None else [listed]))
-    return tuple(sorted(found))

@@ -194,7 +194,7 @@ def test_mistakes_in_the_rows_name_file_and_line(
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(UserError, match=message) as raised:
         open_source({"path": "a.jsonl"}, maxPromptTokens=6)
-    assert str(raised.value).startswith("data.train")
+    assert str(raised.value).startswith("spec.data.train")
 
 
 @pytest.mark.parametrize(

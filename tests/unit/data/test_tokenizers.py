@@ -1,12 +1,10 @@
-"""load_tokenizer and eos_token_ids on real directories."""
+"""load_tokenizer on real directories."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
 from trimtab.api.model import ModelSpec
-from trimtab.data import eos_token_ids, load_tokenizer
+from trimtab.data import load_tokenizer
 from trimtab.errors import UserError
 
 
@@ -33,14 +31,3 @@ def test_load_tokenizer_absent_is_a_user_error(tmp_path: Path, spec: dict[str, o
     (tmp_path / "cut" / "tokenizer.json").write_text('{"version": "1.0", "model": ')
     with pytest.raises(UserError, match=message):
         load_tokenizer(ModelSpec.model_validate(spec), tmp_path)
-
-
-def test_eos_token_ids_adds_those_of_the_generation_settings(tiny_model_dir: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(tiny_model_dir, model)
-    tokenizer = load_tokenizer(ModelSpec(path=str(model)), tmp_path)
-    assert eos_token_ids(model, tokenizer) == (2,)
-    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 2, 1]}))
-    assert eos_token_ids(model, tokenizer) == (1, 2, 5)
-    (model / "generation_config.json").unlink()
-    assert eos_token_ids(model, tokenizer) == (2,)
