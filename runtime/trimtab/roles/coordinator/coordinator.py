@@ -25,6 +25,7 @@ from trimtab.errors import ExitCode, OutOfMemoryError, TrimtabError, UserError
 from trimtab.observability.health import HealthMonitor
 from trimtab.observability.prometheus import RoleGauges
 from trimtab.observability.writer import MetricsWriter
+from trimtab.rewards.pool import START_TIMEOUT_S
 from trimtab.roles.coordinator.actors import ActorLostError, ActorUnit
 from trimtab.roles.coordinator.control import StopNow, Wishes
 from trimtab.roles.coordinator.dispatch import WorkPool
@@ -46,7 +47,8 @@ from trimtab.v1 import control_pb2 as pb
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-SCORING_SLACK_S = 30.0
+SCORING_SLACK_S = START_TIMEOUT_S + 30.0
+"""A scoring may wait for a reward worker that is being replaced, its imports included."""
 
 
 class Coordinator:

@@ -51,7 +51,7 @@ def prepare(job: ResolvedJob) -> Prepared:
             tokenizer=tokenizer,
             code_paths=paths,
             base_dir=base_dir,
-            field="validation.data",
+            field="spec.validation.data",
         )
     training = spec.training
     if training.steps is not None:
