@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class JoinInfo(WeightTransferInitInfo):
+class JoinInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Which group to join, as `WeightGroup.join` takes it; worker i takes rank `first_rank + i`."""
 
     group: str
@@ -45,7 +45,7 @@ class JoinInfo(WeightTransferInitInfo):
 
 
 @dataclass
-class PublicationInfo(WeightTransferUpdateInfo):
+class PublicationInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Which publication to receive."""
 
     group: str
@@ -64,7 +64,7 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class TrimtabWeightTransferEngine(WeightTransferEngine[JoinInfo, PublicationInfo]):
+class TrimtabWeightTransferEngine(WeightTransferEngine[JoinInfo, PublicationInfo]):  # type: ignore[misc]
     """Our engine in vLLM's factory: whole publications in checkpoint format over a `WeightGroup`."""
 
     init_info_cls = JoinInfo

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trimtab.api.model import ModelSpec
+from trimtab.engines.rollout.protocol import GenerationRequest, InvalidRequestError
 from trimtab.errors import UserError
 
 
@@ -51,7 +52,7 @@ def read_model_facts(path: str, spec: ModelSpec, *, extra_eos: Iterable[int | No
         ) from error
     text = config.get_text_config()
     try:
-        generation_eos = GenerationConfig.from_pretrained(path, revision=spec.revision).eos_token_id
+        generation_eos = GenerationConfig.from_pretrained(path, revision=spec.revision or "main").eos_token_id
     except OSError:
         generation_eos = None
     eos = {*_ids(text.eos_token_id), *_ids(generation_eos), *(i for i in extra_eos if i is not None)}
@@ -72,6 +73,24 @@ def max_sequence_tokens(facts: ModelFacts, wanted: int, *, field: str) -> int:
             f"positions for {limit}; lower spec.data.maxPromptTokens or the response's maximum"
         )
     return wanted
+
+
+def check_request(request: GenerationRequest, facts: ModelFacts, max_model_tokens: int) -> None:
+    """Refuse what an engine would crash on, or take in another sense."""
+    num_prompt = len(request.prompt_ids)
+    if num_prompt == 0:
+        raise InvalidRequestError("the prompt is empty")
+    if num_prompt + 1 > max_model_tokens:
+        raise InvalidRequestError(
+            f"the prompt has {num_prompt} tokens, but the engine's longest sequence is {max_model_tokens}; "
+            "lower spec.data.maxPromptTokens, or raise maxModelTokens of the engine"
+        )
+    if int(request.prompt_ids.max()) >= facts.vocab_size or int(request.prompt_ids.min()) < 0:
+        raise InvalidRequestError(
+            f"the prompt has token ids outside 0..{facts.vocab_size - 1}: is the tokenizer the model's?"
+        )
+    if request.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens is {request.max_tokens}; at least one token must be drawn")
 
 
 def _ids(value: Any) -> list[int]:

@@ -80,6 +80,10 @@ class RolloutEngine(Protocol):
     def weight_version(self) -> int:
         """Version of the weights it serves; 0 is the model that it started from."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can generate at all; once False, it stays so."""
+
     async def start(self) -> None:
         """Load the model. UserError where it cannot be loaded as configured."""
 

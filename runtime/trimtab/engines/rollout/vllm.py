@@ -24,12 +24,11 @@ import numpy as np
 
 from trimtab.comm.weights.manifest import manifest_to_dict
 from trimtab.comm.weights.vllm_plugin import BACKEND, EXTENSION
-from trimtab.engines.rollout.model_files import ModelFacts
+from trimtab.engines.rollout.model_files import ModelFacts, check_request
 from trimtab.engines.rollout.protocol import (
     EngineDeadError,
     Generation,
     GenerationRequest,
-    InvalidRequestError,
 )
 from trimtab.engines.rollout.vllm_process import engine_environment
 from trimtab.errors import DeadlineError, OutOfMemoryError, TrimtabError, UserError
@@ -88,6 +87,11 @@ class VllmEngine:
         """Version of the weights it serves."""
         return self._version
 
+    @property
+    def alive(self) -> bool:
+        """Whether vLLM's processes are there."""
+        return self._engine is not None and not self._engine.errored
+
     async def start(self) -> None:
         """Start the engine's processes; 4 to 30 s on a CPU. Must run on the main thread."""
         self._fault_file.unlink(missing_ok=True)
@@ -121,15 +125,16 @@ class VllmEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one response; also waits out a transfer that is going on."""
+        from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
-        self._check(request)
+        check_request(request, self._facts, self._max_model_tokens)
         start = time.monotonic()
         first: float | None = None
         output: Any = None
         try:
             stream = self._engine.generate(
-                {"prompt_token_ids": request.prompt_ids.tolist()},
+                tokens_input(request.prompt_ids.tolist()),
                 self._sampling_params(request),
                 request.request_id,
             )
@@ -227,19 +232,6 @@ class VllmEngine:
                 raise failure(outcome["error"])
         metrics: dict[str, float] = outcomes[0]["metrics"]
         return metrics
-
-    def _check(self, request: GenerationRequest) -> None:
-        """What vLLM would crash on, or take in another sense."""
-        num_prompt = len(request.prompt_ids)
-        if num_prompt == 0:
-            raise InvalidRequestError("the prompt is empty")
-        if num_prompt + 1 > self._max_model_tokens:
-            raise InvalidRequestError(
-                f"the prompt has {num_prompt} tokens, the engine's longest sequence is "
-                f"{self._max_model_tokens} (roles.rollout.engine.vllm.maxModelTokens)"
-            )
-        if int(request.prompt_ids.max()) >= self._facts.vocab_size or int(request.prompt_ids.min()) < 0:
-            raise InvalidRequestError(f"the prompt has token ids outside 0..{self._facts.vocab_size - 1}")
 
     def _sampling_params(self, request: GenerationRequest) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
