@@ -175,7 +175,7 @@ def test_python_class_whose_module_fails_shows_the_users_traceback(tmp_path: Pat
         (b'{"prompt": 7}\n', r"a\.jsonl:1: a prompt must be text or a list of messages .*int: 7"),
         (b'{"prompt": [{"role": "user"}]}\n', r"a\.jsonl:1: a prompt must be text or a list of messages"),
         (b"", r"data\.train: the dataset is empty"),
-        (b'{"prompt": "long enough"}\n', r"all 1 prompts are longer than data\.maxPromptTokens \(6\)"),
+        (b'{"prompt": "long enough"}\n', r"all 1 prompts are longer than spec\.data\.maxPromptTokens \(6\)"),
     ],
     ids=[
         "bad JSON",
@@ -242,7 +242,7 @@ def test_mistakes_in_the_source_are_named(
 
 def test_overlong_as_error_names_the_row(tmp_path: Path, open_source: Open) -> None:
     with pytest.raises(
-        UserError, match=r"a\.jsonl:2: the prompt has 8 tokens, more than data\.maxPromptTokens \(7\)"
+        UserError, match=r"a\.jsonl:2: the prompt has 8 tokens, more than spec\.data\.maxPromptTokens \(7\)"
     ):
         open_source(write_jsonl(tmp_path / "a.jsonl", ROWS), maxPromptTokens=7, overlongPrompts="error")
 
