@@ -17,8 +17,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from trimtab.api import ResolvedJob
 from trimtab.comm.control import WorkerSession

@@ -60,8 +60,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
             logits, _ = _logits(hidden[rows], weight, bias, temperature, settings)
             chosen = logits.gather(1, targets[rows, None]).squeeze(1)
             normaliser = torch.logsumexp(logits, 1)
-            probabilities = torch.exp(logits - normaliser[:, None])
-            entropy[rows] = normaliser - torch.linalg.vecdot(probabilities, logits)
+            relative = logits.sub_(normaliser[:, None])  # log softmax
+            entropy[rows] = -torch.linalg.vecdot(torch.exp(relative), relative)
             log_probs[rows] = chosen - normaliser
             normalisers[rows] = normaliser
         ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropy)
