@@ -251,7 +251,7 @@ class Launcher:
             )
             delay_s = None if self._signals else self._pause_before_restart(verdict)
             if delay_s is None:
-                await self._give_up(kept, ended or Ended(ExitCode.JOB_FAILED), what)
+                await self._give_up(kept, ended or Ended(ExitCode.RESTART_REQUESTED), what)
                 return
             kept.incarnation += 1
             self._view.log_line(
@@ -306,7 +306,7 @@ class Launcher:
             message = f"{kept.replica.name}: {_own_words(ended.message) or what}"
         else:
             message = f"{kept.replica.name} {what}\n{ended.message}".rstrip()
-            if self._budget.used >= self._budget.max_restarts:
+            if judge(kept.replica.role, ended.code) is not Verdict.JOB_FAILED:
                 message += f"\nall {self._budget.max_restarts} restarts without progress are used up"
         self._end(Outcome(ended.code, f"{message}\nlogs: {self._directory.logs}/{kept.replica.name}-*.log"))
 

@@ -1,0 +1,92 @@
+"""What the agent works out before it starts anything, and what it says afterwards."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trimtab.api import ResolvedJob, parse_job
+from trimtab.errors import UserError
+from trimtab.roles.agent import last_error, rank_environments
+from trimtab.roles.environment import PodEnvironment, WorkerEnvironment
+
+POD = {
+    "TRIMTAB_JOB": "/run/resolved.json",
+    "TRIMTAB_ROLE": "actor",
+    "TRIMTAB_REPLICA": "0",
+    "TRIMTAB_NODE": "1",
+    "TRIMTAB_INCARNATION": "3",
+    "TRIMTAB_COORDINATOR": "127.0.0.1:7000",
+    "TRIMTAB_HOST": "10.0.0.7",
+    "TRIMTAB_TERMINATION_LOG": "/dev/termination-log",
+}
+
+
+def resolved(**roles: Any) -> ResolvedJob:
+    job = parse_job(
+        {
+            "apiVersion": "trimtab.dev/v1alpha1",
+            "kind": "RLTrainingJob",
+            "metadata": {"name": "test"},
+            "spec": {
+                "model": {"path": "model"},
+                "data": {"train": {"path": "train.jsonl"}},
+                "algorithm": {"grpo": {"groupSize": 2}},
+                "training": {"steps": 1, "promptsPerStep": 4, "maxResponseTokens": 8},
+                "rewards": [{"function": "exact_match"}],
+                "roles": roles,
+            },
+        }
+    )
+    return ResolvedJob.resolve(job, attempt=1, base_dir=Path("/tmp"), run_dir=Path("/tmp/run"))  # noqa: S108
+
+
+def test_pod_environment_survives_the_way_through_variables() -> None:
+    env = PodEnvironment.from_environ(POD)
+    assert env.to_environ() == POD
+    assert env.pod_name == "actor-0-1"
+
+
+def test_worker_environment_survives_the_way_through_variables() -> None:
+    variables = POD | {"TRIMTAB_RANK": "5", "TRIMTAB_LOCAL_RANK": "1", "TRIMTAB_WORLD_SIZE": "8"}
+    env = WorkerEnvironment.from_environ(variables)
+    assert env.to_environ() == variables
+    assert env.worker_name == "actor-0/rank-5"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"TRIMTAB_JOB": ""}, "TRIMTAB_JOB is not set"),
+        ({"TRIMTAB_ROLE": "trainer"}, "TRIMTAB_ROLE is 'trainer', allowed are coordinator, actor"),
+        ({"TRIMTAB_NODE": "first"}, "TRIMTAB_NODE is 'first', not a whole number"),
+    ],
+    ids=["a variable is missing", "the role is unknown", "a number is text"],
+)
+def test_pod_environment_that_is_wrong_names_the_variable(changes: dict[str, str], text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        PodEnvironment.from_environ(POD | changes)
+
+
+def test_rank_environments_of_an_actor_pod_are_its_share_of_the_world() -> None:
+    ranks = rank_environments(
+        PodEnvironment.from_environ(POD), resolved(actor={"nodes": 2, "gpusPerNode": 2})
+    )
+    assert [(r.rank, r.local_rank, r.world_size) for r in ranks] == [(2, 0, 4), (3, 1, 4)]
+
+
+@pytest.mark.parametrize("role", ["coordinator", "rollout", "reward"])
+def test_rank_environments_of_other_roles_are_one(role: str) -> None:
+    env = PodEnvironment.from_environ(POD | {"TRIMTAB_ROLE": role, "TRIMTAB_NODE": "0"})
+    ranks = rank_environments(env, resolved(actor={"gpusPerNode": 4}))
+    assert [(r.rank, r.local_rank, r.world_size) for r in ranks] == [(0, 0, 1)]
+
+
+def test_last_error_is_the_message_that_the_worker_ended_with() -> None:
+    output = b"12:00:00 INFO loading\nerror: model.path is /x:\nno such folder\n"
+    assert last_error(output) == "error: model.path is /x:\nno such folder"
+
+
+def test_last_error_without_a_message_is_the_end_of_the_output() -> None:
+    assert last_error("\n".join(map(str, range(100))).encode()) == "\n".join(map(str, range(88, 100)))
+    assert last_error(b"\xff\n") == "\ufffd"
+    assert last_error(b"") == ""
