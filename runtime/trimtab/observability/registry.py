@@ -94,7 +94,7 @@ SECTIONS: tuple[Section, ...] = (
             *_spread("critic/score", "", "score of a response"),
             *_spread("critic/rewards", "", "reward of a response"),
             *_spread("critic/advantages", "", "advantage of a token"),
-            Metric("reward/{name}/mean", "", "Mean of one reward function, weighted."),
+            Metric("reward/{name}/mean", "", "Mean of one reward function, before its weight."),
             Metric("reward/failed", "responses", "Responses whose scoring raised, hung or was not finite."),
             Metric("reward/failed_share", "share", "The same as a share of the step's responses."),
             Metric("reward/dropped_groups", "groups", "Groups left out: too few responses with a score."),
@@ -191,7 +191,7 @@ SECTIONS: tuple[Section, ...] = (
         "Every `validation.everySteps` steps, on the validation data and its own sampling settings.",
         (
             Metric("val/score/mean", "", "Mean score; the share of right answers where the score is 0 or 1."),
-            Metric("val/reward/{name}/mean", "", "Mean of one reward function, weighted."),
+            Metric("val/reward/{name}/mean", "", "Mean of one reward function, before its weight."),
             Metric("val/response_length/mean", "tokens", "Mean response length."),
             Metric("val/response_length/clip_ratio", "share", "Responses cut off at the longest length."),
             Metric("val/num_samples", "prompts", "Prompts evaluated."),
@@ -202,7 +202,12 @@ SECTIONS: tuple[Section, ...] = (
         "Workers",
         "At the Prometheus endpoint of each process alone, beside `process_resident_memory_bytes`, "
         "`process_cpu_seconds_total` and the like.",
-        (Metric("worker/running", "items", "Work items in progress in the process."),),
+        (
+            Metric("worker/running", "items", "Work items in progress in the process."),
+            Metric("worker/scored", "responses", "Responses scored since the process began (reward)."),
+            Metric("worker/failed", "responses", "Those of them that got an error and no score (reward)."),
+            Metric("worker/replaced", "processes", "Reward worker processes that died and were replaced."),
+        ),
     ),
 )
 

@@ -161,15 +161,16 @@ class _RewardServer:
     def _count(self, result: ScoreResult) -> None:
         self._num_scored += 1
         self._num_failed += bool(result.errors)
+        running = len(self._running) - 1  # this one is done
         gauges = {
-            "reward/scored": float(self._num_scored),
-            "reward/failed": float(self._num_failed),
-            "reward/worker_restarts": float(self._pool.num_restarts),
+            "worker/running": float(running),
+            "worker/scored": float(self._num_scored),
+            "worker/failed": float(self._num_failed),
+            "worker/replaced": float(self._pool.num_restarts),
         }
         self._gauges.set_all(gauges)
-        self._session.update_state(
-            activity=f"scoring {len(self._running) - 1}" if len(self._running) > 1 else "idle", gauges=gauges
-        )
+        activity = f"scoring {running} responses" if running else "idle"
+        self._session.update_state(activity=activity, gauges=gauges)
 
     async def _refuse_commands(self) -> None:
         async for command in self._session.commands_async():
