@@ -104,7 +104,7 @@ def _load(
                 functions[name].append(build_function(RewardCall(**call), code_paths))
             except UserError as error:
                 problems.append(str(error))
-    return functions, problems
+    return functions, list(dict.fromkeys(problems))  # training and validation may share a list
 
 
 def _call(
