@@ -16,7 +16,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +142,7 @@ class VllmEngine:
                 if first is None and output.outputs[0].token_ids:
                     first = time.monotonic()
         except VllmDeadError as error:
-            raise self._death("vLLM's engine died") from error
+            raise self._death("vLLM's engine died while generating") from error
         end = time.monotonic()
         completion = output.outputs[0]
         ids = np.asarray(completion.token_ids, np.int32)
@@ -180,11 +180,11 @@ class VllmEngine:
         succeeds sets it going again.
         """
         start = time.monotonic()
-        try:
-            async with asyncio.timeout(command.timeout_s):
-                await self._engine.pause_generation(mode="keep", clear_cache=True)
-        except TimeoutError as error:
-            raise DeadlineError(f"vLLM did not pause within {command.timeout_s:g} s") from error
+        await self._while_alive(
+            self._engine.pause_generation(mode="keep", clear_cache=True),
+            timeout_s=command.timeout_s,
+            doing="pausing",
+        )
         paused = time.monotonic()
         metrics = await self._call(
             "trimtab_receive",
@@ -217,21 +217,35 @@ class VllmEngine:
         self, method: str, *args: dict[str, Any], timeout_s: float, doing: str
     ) -> dict[str, float]:
         """Run one of our methods in every worker; raises the first failure with its kind."""
-        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
-
-        try:
-            async with asyncio.timeout(timeout_s + _RPC_MARGIN_S):
-                outcomes = await self._engine.collective_rpc(method, args=args)
-        except TimeoutError as error:
-            raise DeadlineError(f"vLLM's workers did not answer while {doing}") from error
-        except VllmDeadError as error:
-            raise self._death(f"vLLM's engine died {doing}") from error
+        outcomes = await self._while_alive(
+            self._engine.collective_rpc(method, args=args), timeout_s=timeout_s + _RPC_MARGIN_S, doing=doing
+        )
         for outcome in outcomes:
             if not outcome["ok"]:
                 failure = DeadlineError if outcome["kind"] == DeadlineError.kind else TrimtabError
                 raise failure(outcome["error"])
         metrics: dict[str, float] = outcomes[0]["metrics"]
         return metrics
+
+    async def _while_alive(self, work: Coroutine[Any, Any, Any], *, timeout_s: float, doing: str) -> Any:
+        """Wait for an answer of the engine core, which vLLM itself does for ever where the core has died."""
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+        task = asyncio.ensure_future(work)
+        try:
+            # vLLM's task that takes outputs ends when the core does.
+            await asyncio.wait(
+                {task, self._engine.output_handler}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if task.done():
+                return task.result()
+            if not self.alive:
+                raise self._death(f"vLLM's engine died while {doing}")
+            raise DeadlineError(f"vLLM's engine did not answer within {timeout_s:g} s while {doing}")
+        except VllmDeadError as error:
+            raise self._death(f"vLLM's engine died while {doing}") from error
+        finally:
+            task.cancel()
 
     def _sampling_params(self, request: GenerationRequest) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
