@@ -1,24 +1,21 @@
 """The reward role as the agent starts it: a process that dials a coordinator, which the test plays."""
 
 import asyncio
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from trimtab.api import ResolvedJob, parse_job
-from trimtab.comm.control import ControlServer, WorkerKey
-from trimtab.comm.experience import ExperienceHub, Message
+from trimtab.comm.control import WorkerKey
+from trimtab.comm.experience import Message
 from trimtab.errors import ExitCode
-from trimtab.roles.environment import REWARD, WorkerEnvironment
+from trimtab.roles.environment import REWARD
+from trimtab.testing.coordinator import PlayedCoordinator, start_worker
 from trimtab.v1 import control_pb2 as pb
-from trimtab.v1 import job_control_pb2 as jc
 
 WORKER = "reward-0/rank-0"
 TIMEOUT_S = 60.0
@@ -42,51 +39,12 @@ def odd(*, prompt, response, fields):
 """
 
 
-class NoJobControl:
-    """Nobody asks in these tests."""
+class Coordinator(PlayedCoordinator):
+    """The test's part: asks for scores and waits for them."""
 
-    async def get_status(self) -> jc.JobStatus:
-        raise NotImplementedError
-
-    def watch(self) -> AsyncIterator[jc.JobStatus]:
-        raise NotImplementedError
-
-    async def checkpoint(self, request: jc.CheckpointRequest) -> jc.CheckpointResponse:
-        raise NotImplementedError
-
-    async def update_rollout(self, request: jc.UpdateRolloutRequest) -> jc.UpdateRolloutResponse:
-        raise NotImplementedError
-
-    async def stop(self, request: jc.StopRequest) -> jc.StopResponse:
-        raise NotImplementedError
-
-
-@dataclass
-class Coordinator:
-    """The coordinator's ends of both planes; may be closed and made again on the same control port."""
-
-    job: ResolvedJob
-    instance: str
-    joined: "asyncio.Queue[pb.Register]" = field(default_factory=asyncio.Queue)
-    failed: "asyncio.Queue[tuple[str, str]]" = field(default_factory=asyncio.Queue)
-
-    async def start(self, port: int = 0) -> int:
-        self.hub = ExperienceHub()
-        self.server = ControlServer(
-            training_identity=self.job.training_identity,
-            attempt=self.job.attempt,
-            heartbeat_interval_s=0.2,
-            heartbeat_timeout_s=10.0,
-            experience_address=self.hub.bind("tcp://127.0.0.1:*"),
-            coordinator_instance=self.instance,
-            admit=lambda register: None,
-            on_join=lambda worker, register: self.joined.put_nowait(register),
-            on_leave=lambda worker, reason: None,
-            on_failed=lambda worker, message, kind: self.failed.put_nowait((message, kind)),
-            job_control=NoJobControl(),
-        )
-        self.port = await self.server.start(f"127.0.0.1:{port}")
-        return self.port
+    def __init__(self, job: ResolvedJob, instance: str) -> None:
+        super().__init__(job, instance=instance)
+        self.job = job
 
     async def ask(self, episode_id: str, response: str, *, rewards: str = "train", **fields: Any) -> None:
         meta = {
@@ -107,10 +65,6 @@ class Coordinator:
                 assert (worker, message.kind) == (WORKER, "scores")
                 found[str(message.meta["episode_id"])] = dict(message.meta)
         return found
-
-    async def close(self) -> None:
-        await self.server.close("the test closes it")
-        self.hub.close()
 
 
 def resolved_job(folder: Path, function: str = "odd_rewards:odd") -> ResolvedJob:
@@ -141,22 +95,6 @@ def resolved_job(folder: Path, function: str = "odd_rewards:odd") -> ResolvedJob
     return ResolvedJob.resolve(job, attempt=1, base_dir=folder, run_dir=folder / "run")
 
 
-def start_role(job_path: Path, port: int) -> "subprocess.Popen[bytes]":
-    env = WorkerEnvironment(
-        job_path=job_path,
-        role=REWARD,
-        replica=0,
-        node=0,
-        incarnation=1,
-        coordinator=f"127.0.0.1:{port}",
-        rank=0,
-        local_rank=0,
-        world_size=1,
-    )
-    command = [sys.executable, "-m", "trimtab.roles.worker"]
-    return subprocess.Popen(command, env={**os.environ, **env.to_environ()})
-
-
 def run_role(
     tmp_path: Path,
     body: Callable[[Coordinator, "subprocess.Popen[bytes]"], Awaitable[Any]],
@@ -169,7 +107,7 @@ def run_role(
         resolved.save(tmp_path / "resolved.json")
         coordinator = Coordinator(resolved, "first")
         port = await coordinator.start()
-        process = start_role(tmp_path / "resolved.json", port)
+        process = start_worker(REWARD, tmp_path / "resolved.json", port)
         try:
             result = await body(coordinator, process)
             return await asyncio.to_thread(process.wait, TIMEOUT_S), result
@@ -182,7 +120,8 @@ def run_role(
 
 
 async def joined(coordinator: Coordinator) -> pb.Register:
-    return await asyncio.wait_for(coordinator.joined.get(), TIMEOUT_S)
+    _, register = await asyncio.wait_for(coordinator.joined.get(), TIMEOUT_S)
+    return register
 
 
 async def leave(coordinator: Coordinator) -> None:
