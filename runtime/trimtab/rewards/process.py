@@ -26,6 +26,8 @@ from trimtab.rewards.calls import (
 
 EXIT_WAIT_S = 10.0
 
+_SIGNAL_NAMES = {int(known): known.name for known in signal.Signals}
+
 
 def worker_command() -> list[str]:
     """How a worker is started; `-P` keeps the current folder out of its import path."""
@@ -153,7 +155,9 @@ class RewardProcess:
             return "closed its output and had to be killed"
         if code >= 0:
             return f"ended with exit code {code}"
-        return f"was killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            return "was killed by SIGKILL, as the kernel does where memory runs out"
+        return f"was killed by {_SIGNAL_NAMES.get(-code, f'signal {-code}')}"
 
     @staticmethod
     async def _reap(process: asyncio.subprocess.Process) -> None:

@@ -48,6 +48,8 @@ def behave(*, prompt, response, fields):
         sys.exit(3)
     if response == "os._exit":
         os._exit(7)
+    if response == "sigkill":
+        os.kill(os.getpid(), 9)
     if response == "segfault":
         ctypes.string_at(0)
     if response == "memory":

@@ -114,6 +114,7 @@ def shared_pool(code_dir: Path) -> Iterator[Callable[..., Any]]:
         ("spin", "timeout", r"took longer than 1\.5 s", 1),
         ("os._exit", "died", r"the process ended with exit code 7", 1),
         ("segfault", "died", r"the process was killed by SIGSEGV", 1),
+        ("sigkill", "died", r"was killed by SIGKILL, as the kernel does where memory runs out", 1),
         ("memory", "died", r"MemoryError: more memory than a reward worker may have \(512 MiB\)", 1),
     ],
 )
