@@ -14,7 +14,8 @@ setup: ## Make .venv with everything; instant when nothing changed
 .PHONY: demo
 demo: setup ## Make a tiny model and train it with GRPO through real role processes
 	$(BIN)/python examples/quickstart/prepare.py
-	$(BIN)/trimtab run examples/quickstart/job.yaml
+	rm -rf runs/demo
+	$(BIN)/trimtab run examples/quickstart/job.yaml --run-dir runs/demo
 
 .PHONY: test
 test: setup ## Run every test that this machine can run
