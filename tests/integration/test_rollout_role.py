@@ -18,7 +18,7 @@ from trimtab.testing.coordinator import PlayedCoordinator, start_worker
 from trimtab.v1 import control_pb2 as pb
 
 _WORKER = "rollout-0/rank-0"
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 240.0  # a busy machine takes minutes to import vLLM twice
 _SAMPLING = {"temperature": 0.8, "topP": 1.0, "topK": 0, "minP": 0.0, "stopTokenIds": []}
 _PROMPT = np.array([5, 60, 61, 62, 63, 6], np.int32)
 
@@ -196,27 +196,30 @@ async def test_model_path_that_is_wrong_is_reported_at_once(tmp_path, model, com
 
 
 @pytest.mark.slow
-async def test_vllm_engine_dies_with_a_killed_worker_and_the_worker_with_its_engine(tmp_path, tiny_model_dir):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", ["engine", "worker"])
+async def test_vllm_engine_and_worker_end_together(tmp_path, tiny_model_dir, victim):
     engine = {"vllm": {"dtype": "float32", "kvCacheBytes": 64 << 20, "maxConcurrentRequests": 8}}
-    for victim in ("engine", "worker"):
-        async with _role(tmp_path, tiny_model_dir, engine) as (coordinator, process):
-            await _joined(coordinator)
-            await _ask(coordinator, "e", max_tokens=8)
-            assert (await _answers(coordinator, 1))["e"].kind == "episode"
-            children = psutil.Process(process.pid).children(recursive=True)
-            (core,) = [child for child in children if "EngineCore" in child.name()]
-            for number in range(4):
-                await _ask(coordinator, f"running{number}", max_tokens=190)
-            if victim == "engine":
-                core.send_signal(signal.SIGKILL)
-                assert await asyncio.to_thread(process.wait, 60) == ExitCode.INTERNAL
-                failed = [m async for m in _received(coordinator)]
-                assert all(m.kind == "episode" or m.meta["kind"] == "internal" for m in failed)
-            else:
-                process.kill()
-            gone, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=15)
-            assert not alive, "a killed worker left processes behind"
-            assert gone
+    async with _role(tmp_path, tiny_model_dir, engine) as (coordinator, process):
+        await _joined(coordinator)
+        await _ask(coordinator, "e", max_tokens=8)
+        assert (await _answers(coordinator, 1))["e"].kind == "episode"
+        children = psutil.Process(process.pid).children(recursive=True)
+        (core,) = [child for child in children if "EngineCore" in child.name()]
+        for number in range(4):
+            await _ask(coordinator, f"running{number}", max_tokens=190)
+        if victim == "engine":
+            core.send_signal(signal.SIGKILL)
+            assert await asyncio.to_thread(process.wait, 60) == ExitCode.INTERNAL
+            async for message in _received(coordinator):
+                assert message.kind == "episode" or message.meta["kind"] == "internal"
+            message, kind = await asyncio.wait_for(coordinator.failed.get(), 10)
+            assert kind == "internal"
+            assert "engine" in message
+        else:
+            process.kill()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=15)
+        assert not alive, "a killed worker left processes behind"
 
 
 async def _received(coordinator):

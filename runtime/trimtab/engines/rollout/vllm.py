@@ -7,7 +7,8 @@ happens in `start` and nowhere else.
 Weight versions are vLLM's own labels: set while the engine is paused after each publication, attached by
 the engine core to every output, returned as spans over a response's tokens.
 
-The processes end with this one even if it is killed (`comm/weights/vllm_plugin.py`).
+The processes end with this one even if it is killed (`comm/weights/vllm_plugin.py`); while they are still
+importing vLLM they cannot see to it themselves, and the agent ends what is left below it.
 """
 
 import asyncio
@@ -45,6 +46,9 @@ _FIRST_AND_FINAL = 1 << 20
 """Stream interval in tokens: an output for the first token (for its time) and one for the whole."""
 _RPC_MARGIN_S = 30.0
 """A worker that has missed its own deadline answers within this; one that does not is dead or stuck."""
+
+_SHUTDOWN_S = 3.0
+"""Grace for the engine core, which has nothing to save, before it is killed."""
 
 
 class VllmEngine:
@@ -131,24 +135,25 @@ class VllmEngine:
         check_request(request, self._facts, self._max_model_tokens)
         start = time.monotonic()
         first: float | None = None
-        output: Any = None
+        ids: list[int] = []
+        log_probs: list[float] = []
+        completion: Any = None
         try:
-            stream = self._engine.generate(
-                tokens_input(request.prompt_ids.tolist()),
-                self._sampling_params(request),
-                request.request_id,
-            )
-            async for output in stream:
-                if first is None and output.outputs[0].token_ids:
-                    first = time.monotonic()
+            async for output in self._engine.generate(
+                tokens_input(request.prompt_ids.tolist()), self._sampling_params(request), request.request_id
+            ):
+                completion = output.outputs[0]
+                if completion.token_ids:
+                    first = first or time.monotonic()
+                    ids.extend(completion.token_ids)
+                    log_probs.extend(_drawn_log_probs(completion.logprobs))
         except VllmDeadError as error:
             raise self._death("vLLM's engine died while generating") from error
         end = time.monotonic()
-        completion = output.outputs[0]
-        ids = np.asarray(completion.token_ids, np.int32)
+        assert len(log_probs) == len(ids)
         return Generation(
-            response_ids=ids,
-            log_probs=_drawn_log_probs(completion.logprobs, len(ids)),
+            response_ids=np.asarray(ids, np.int32),
+            log_probs=np.asarray(log_probs, np.float32),
             weight_versions=_versions(completion.weight_versions, len(ids), self._version),
             finish_reason=_finish_reason(completion.finish_reason),
             latency_s=end - start,
@@ -210,7 +215,8 @@ class VllmEngine:
         """Shut the engine's processes down."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.shutdown(timeout=5.0)
+            engine.shutdown(timeout=_SHUTDOWN_S)
+            engine.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves open
         self._fault_file.unlink(missing_ok=True)
 
     async def _call(
@@ -264,7 +270,7 @@ class VllmEngine:
             flat_logprobs=True,
             detokenize=False,
             skip_clone=True,
-            output_kind=RequestOutputKind.CUMULATIVE,
+            output_kind=RequestOutputKind.DELTA,
             stream_interval=_FIRST_AND_FINAL,
         )
 
@@ -311,14 +317,9 @@ class VllmEngine:
         return EngineDeadError(f"{message}: {fault['error']}")
 
 
-def _drawn_log_probs(logprobs: Any, count: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
-    """Position t's drawn token comes first among what vLLM returns for it."""
-    if count == 0:
-        return np.zeros(0, np.float32)
-    starts = logprobs.start_indices
-    values = np.asarray(logprobs.logprobs, np.float32)[np.asarray(starts[:count], np.int64)]
-    assert values.shape == (count,)
-    return values
+def _drawn_log_probs(logprobs: Any) -> list[float]:
+    """Of a FlatLogprobs: a position's drawn token comes first among what vLLM returns for it."""
+    return [logprobs.logprobs[start] for start in logprobs.start_indices]
 
 
 def _versions(spans: Sequence[Any] | None, count: int, current: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
