@@ -46,7 +46,11 @@ GOODBYE_S: Final = 20.0
 LAST_WORD_S: Final = 3.0
 """The coordinator gets this long to end by itself, with a summary, when a worker's error is final."""
 SAVE_MARGIN_S: Final = 60.0
-_CHANNEL_OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 1000))
+_CHANNEL_OPTIONS: Final = (
+    *CHANNEL_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 
 class View(Protocol):
@@ -306,9 +310,11 @@ class Launcher:
             message = f"{kept.replica.name}: {_own_words(ended.message) or what}"
         else:
             message = f"{kept.replica.name} {what}\n{ended.message}".rstrip()
-            if judge(kept.replica.role, ended.code) is not Verdict.JOB_FAILED:
-                message += f"\nall {self._budget.max_restarts} restarts without progress are used up"
-        self._end(Outcome(ended.code, f"{message}\nlogs: {self._directory.logs}/{kept.replica.name}-*.log"))
+        code = ended.code
+        if judge(kept.replica.role, code) is not Verdict.JOB_FAILED:
+            code = ExitCode.JOB_FAILED
+            message += f"\nall {self._budget.max_restarts} restarts without progress are used up"
+        self._end(Outcome(code, f"{message}\nlogs: {self._directory.logs}/{kept.replica.name}-*.log"))
 
     async def _poll(self, stub: jc_grpc.JobControlStub) -> None:
         """Follow progress and restart requests: level-based, so that a lost answer costs a second."""
@@ -333,7 +339,7 @@ class Launcher:
     async def _watch(self, stub: jc_grpc.JobControlStub) -> None:
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                async for status in stub.Watch(jc.WatchRequest()):
+                async for status in stub.Watch(jc.WatchRequest(), wait_for_ready=True):
                     self._view.update(status)
             await asyncio.sleep(POLL_INTERVAL_S)
 
