@@ -354,6 +354,25 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
+def test_interrupt_before_the_coordinator_listens_ends_the_job(fake: Run) -> None:
+    with fake.start() as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("run directory")
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert "coordinator-0 was ended by SIGTERM before it had saved a checkpoint" in output
+    assert not (fake.run_dir / "ended").exists()
+
+
+def test_job_that_runs_into_its_active_deadline_fails(fake: Run) -> None:
+    fake.write(steps=10_000)
+    job = fake.folder / "job.yaml"
+    job.write_text(job.read_text() + "  activeDeadlineSeconds: 1\n")
+    assert fake.run() == ExitCode.JOB_FAILED
+    assert fake.view.lines[-1] == "error: spec.activeDeadlineSeconds is 1: the job ran into it"
+
+
 def test_interrupt_stops_the_job_with_the_coordinator_s_blessing(fake: Run) -> None:
     fake.write(steps=10_000)
     with fake.start() as process:

@@ -198,6 +198,10 @@ class Launcher:
             if signal.getsignal(number) is signal.SIG_IGN:  # under nohup
                 continue
             loop.add_signal_handler(number, self._on_signal, number)
+        limit_s = self._job.job.spec.active_deadline_seconds
+        if limit_s is not None:
+            message = f"spec.activeDeadlineSeconds is {limit_s}: the job ran into it"
+            loop.call_later(limit_s, self._end, Outcome(ExitCode.JOB_FAILED, message))
         keepers = {asyncio.create_task(self._keep(kept), name=kept.replica.name) for kept in self._kept}
         async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
             stub = jc_grpc.JobControlStub(channel)  # type: ignore[no-untyped-call]
