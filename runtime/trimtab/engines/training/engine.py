@@ -214,9 +214,11 @@ class FsdpTrainingEngine:
         """Micro-batches of this rank, then dummies (False) until the busiest rank is through."""
         limit, share = self.settings.max_tokens_per_micro_batch, policy.packs_prompts
         plan = plan_micro_batches(make_units(batch, max_tokens=limit, share_prompts=share), max_tokens=limit)
+        # Asked before the first pass: between passes the ranks' collectives would no longer meet.
+        num_passes = self._maximum(len(plan))
         for sequences in plan:
             yield pack(batch, sequences, share_prompts=share), True
-        for _ in range(self._maximum(len(plan)) - len(plan)):
+        for _ in range(num_passes - len(plan)):
             yield _dummy(), False
 
     def _accumulate(
