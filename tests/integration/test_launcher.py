@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -356,8 +357,9 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 def test_interrupt_before_the_coordinator_listens_ends_the_job(fake: Run) -> None:
     with fake.start() as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("run directory")
+        log = fake.run_dir / "logs" / "coordinator-0-0.log"
+        while not (log.exists() and log.read_text()) and process.poll() is None:
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, output

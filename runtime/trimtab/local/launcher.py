@@ -363,18 +363,25 @@ class Launcher:
 
     async def _stop(self, reason: str, grace_s: float) -> None:
         """Ask the coordinator to stop; one that does not listen yet has nothing to save, and is ended."""
-        coordinator = self._kept[0]
+        deadline_s = grace_s + self._job.job.spec.deadlines.checkpoint_seconds + SAVE_MARGIN_S
+        asyncio.get_running_loop().call_later(
+            deadline_s,
+            self._end,
+            Outcome(ExitCode.JOB_FAILED, f"the coordinator did not stop within {deadline_s:g} s"),
+        )
+        coordinator, signalled = self._kept[0], False
         async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
             stub = jc_grpc.JobControlStub(channel)  # type: ignore[no-untyped-call]
-            try:
-                request = jc.StopRequest(reason=reason, grace_s=grace_s)
-                await stub.Stop(request, timeout=CALL_TIMEOUT_S)
-            except grpc.aio.AioRpcError:
-                if coordinator.running is not None:
-                    coordinator.running.signal(signal.SIGTERM)
-        deadline_s = grace_s + self._job.job.spec.deadlines.checkpoint_seconds + SAVE_MARGIN_S
-        await asyncio.sleep(deadline_s)
-        self._end(Outcome(ExitCode.JOB_FAILED, f"the coordinator did not stop within {deadline_s:g} s"))
+            while True:
+                try:
+                    request = jc.StopRequest(reason=reason, grace_s=grace_s)
+                    await stub.Stop(request, timeout=CALL_TIMEOUT_S)
+                    return
+                except grpc.aio.AioRpcError:
+                    # Once only: for a coordinator that is up, a second signal would mean "at once".
+                    if not signalled and coordinator.running is not None:
+                        signalled = coordinator.running.signal(signal.SIGTERM)
+                    await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def _own_words(termination_message: str) -> str:

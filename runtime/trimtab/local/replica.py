@@ -53,12 +53,15 @@ class RunningReplica:
         finally:
             await self.end()
 
-    def signal(self, number: int) -> None:
-        """Send a signal to every agent that still runs."""
+    def signal(self, number: int) -> bool:
+        """Send a signal to every agent that still runs; returns whether there was one."""
+        sent = False
         for process in self._processes:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(number)
+                    sent = True
+        return sent
 
     async def end(self) -> None:
         """End whatever still runs, at once: SIGQUIT lets the agents clear up, SIGKILL follows."""
