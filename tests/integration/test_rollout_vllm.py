@@ -10,6 +10,7 @@ from trimtab.api.roles import VllmSpec
 from trimtab.engines.rollout.model_files import ModelFacts, read_model_facts
 from trimtab.engines.rollout.protocol import GenerationRequest, InvalidRequestError, Sampling
 from trimtab.engines.rollout.vllm import VllmEngine
+from trimtab.errors import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
@@ -148,3 +149,14 @@ def test_abort_returns_what_there_is(runner, engine):
     generations = runner.run(scenario())
     assert all(g.finish_reason in ("abort", "stop") for g in generations)
     assert any(g.finish_reason == "abort" for g in generations)
+
+
+def test_configuration_that_only_the_engines_process_can_judge_is_a_user_error(runner, tiny_model_dir):
+    facts = read_model_facts(str(tiny_model_dir), ModelSpec(path=str(tiny_model_dir)))
+    spec = VllmSpec(dtype="float32", kvCacheBytes=2**40)
+    engine = VllmEngine(spec, facts, max_model_tokens=64, on_gpu=False)
+    with pytest.raises(
+        UserError, match=r"roles\.rollout\.engine\.vllm: vLLM did not start: ValueError: .*memory"
+    ):
+        runner.run(engine.start())
+    runner.run(engine.close())

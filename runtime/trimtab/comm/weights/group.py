@@ -130,11 +130,11 @@ class WeightGroup:
 
     def finish(self, work: "Work", *, deadline: float, doing: str) -> None:
         """Wait for a started collective until `deadline` (monotonic clock); aborts the group past it."""
-        while not work.is_completed():
-            if time.monotonic() > deadline:
-                raise self._give_up(doing, "the deadline has passed")
-            time.sleep(_POLL_S)
         with self._failing(doing):
+            while not work.is_completed():
+                if time.monotonic() > deadline:
+                    raise self._give_up(doing, "the deadline has passed")
+                time.sleep(_POLL_S)
             work.wait()
 
     def broadcast(self, tensor: torch.Tensor, *, deadline: float, doing: str) -> None:

@@ -80,4 +80,6 @@ class _FaultRecorder(logging.Handler):
 def _kind(error: BaseException) -> str:
     import torch
 
-    return "oom" if isinstance(error, (MemoryError, torch.OutOfMemoryError)) else "internal"
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return "oom"
+    return "value" if isinstance(error, ValueError) else "internal"

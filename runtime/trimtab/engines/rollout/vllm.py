@@ -124,7 +124,7 @@ class VllmEngine:
                     config, enable_log_requests=False, disable_log_stats=True
                 )
             except RuntimeError as error:
-                raise self._death(f"vLLM did not start: {error}") from error
+                raise self._death("vLLM did not start", starting=True) from error
         await self._engine.update_weight_version(str(self._version))
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -304,17 +304,20 @@ class VllmEngine:
             )
         return arguments | dict(spec.engine_arguments)
 
-    def _death(self, message: str) -> TrimtabError:
+    def _death(self, message: str, *, starting: bool = False) -> TrimtabError:
         """The error for an engine that is gone, with what its processes left word of."""
         if not self._fault_file.exists():
-            return EngineDeadError(message)
+            return EngineDeadError(f"{message}; its own last words are in this worker's log")
         fault = json.loads(self._fault_file.read_text(encoding="utf-8"))
+        text = f"{message}: {fault['error']}"
         if fault["kind"] == OutOfMemoryError.kind:
             return OutOfMemoryError(
-                f"{message}: {fault['error']}; lower roles.rollout.engine.vllm.gpuMemoryUtilization, "
-                "kvCacheBytes or maxConcurrentRequests"
+                f"{text}; lower roles.rollout.engine.vllm.gpuMemoryUtilization, kvCacheBytes or "
+                "maxConcurrentRequests"
             )
-        return EngineDeadError(f"{message}: {fault['error']}")
+        if starting and fault["kind"] == "value":
+            return UserError(f"roles.rollout.engine.vllm: {text}")
+        return EngineDeadError(text)
 
 
 def _drawn_log_probs(logprobs: Any) -> list[float]:

@@ -48,7 +48,8 @@ def test_process_ends_at_once_when_its_owner_is_gone_already(owner):
     [
         pytest.param(torch.OutOfMemoryError("CUDA out of memory"), "oom", id="device memory"),
         pytest.param(MemoryError("no"), "oom", id="host memory"),
-        pytest.param(ValueError("no"), "internal", id="another"),
+        pytest.param(ValueError("no"), "value", id="a value that vLLM refuses"),
+        pytest.param(KeyError("no"), "internal", id="another"),
     ],
 )
 def test_first_logged_error_is_left_word_of_by_type(tmp_path, error, kind):
@@ -60,7 +61,7 @@ def test_first_logged_error_is_left_word_of_by_type(tmp_path, error, kind):
     for raised in (error, RuntimeError("a consequence")):
         try:
             raise raised
-        except (RuntimeError, MemoryError, ValueError):
+        except (RuntimeError, MemoryError, ValueError, KeyError):
             logger.exception("fatal")
     fault = json.loads((tmp_path / "fault.json").read_text())
     assert fault["kind"] == kind
