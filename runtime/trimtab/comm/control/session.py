@@ -37,6 +37,7 @@ from trimtab.comm.control.constants import CHANNEL_OPTIONS, REGISTRATION_TIMEOUT
 from trimtab.comm.control.errors import CoordinatorLostError, RefusedError, error_kind
 from trimtab.comm.control.keys import WorkerKey
 from trimtab.comm.control.ledger import Admission, CommandLedger
+from trimtab.errors import TrimtabError
 from trimtab.v1 import control_pb2 as pb
 from trimtab.v1 import control_pb2_grpc as pb_grpc
 
@@ -102,7 +103,8 @@ class WorkerSession:
     ) -> None:
         told = isinstance(error, (RefusedError, CoordinatorLostError))
         if isinstance(error, Exception) and not told:
-            self.fail(f"{type(error).__name__}: {error}", error_kind(error))
+            text = str(error) if isinstance(error, TrimtabError) else f"{type(error).__name__}: {error}"
+            self.fail(text, error_kind(error))
         self.close()
 
     @property

@@ -111,14 +111,14 @@ class WorkPool:
     def failed(self, worker: str, message: Message) -> None:
         """A replica could not do an item: another one gets it, a bounded number of times.
 
-        An item that is wrong in itself (`kind` "invalid") fails at once.
+        An item that is wrong in itself (`kind` "invalid" or "user") fails at once.
         """
         item = self._settle(worker, message)
         if item is None or item.future.done():
             return
         error, kind = str(message.meta["error"]), message.meta["kind"]
         self._counts.out_of_memory += kind == "oom"
-        if kind == "invalid":
+        if kind in ("invalid", "user"):
             item.future.set_exception(UserError(f"{worker}: {error}"))
         else:
             self._again(item, error)

@@ -102,7 +102,10 @@ async def _end(
         "warnings": board.warnings,
     }
     write_atomically(run_dir / "summary.json", json.dumps(summary, indent=2).encode())
-    await asyncio.to_thread(write_report, run_dir)
+    try:
+        await asyncio.to_thread(write_report, run_dir)
+    except OSError as failure:
+        log.warning("no report was written (%s); `trimtab report %s` makes it", failure, run_dir)
     board.phase = phase
     board.end_reason, board.end_message = _reason(phase, error), str(error) if error else ""
     board.activity = board.end_message or phase.value.lower()

@@ -139,9 +139,12 @@ class Members:
         self._notify()
 
     def failed(self, key: WorkerKey, message: str, kind: str) -> None:
-        """Note a worker's own word that it cannot go on; a user's mistake or want of memory ends the job."""
+        """Note a worker's own word that it cannot go on; a user's mistake or want of memory ends the job.
+
+        The message begins with the worker's name.
+        """
         if kind in ("user", "oom") and self.failure is None:
-            self.failure = (f"{key}: {message}", kind)
+            self.failure = (message, kind)
         self._notify()
 
     # -- asked by the coordinator ----------------------------------------------------------------

@@ -1,0 +1,142 @@
+"""A user's mistake: one clear message, at once, and an exit code that is not 0. No traceback."""
+
+import json
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def fails(run: Any, *expected: str) -> None:
+    code = run.wait(150)
+    assert code not in (0, 1), run.output
+    for text in expected:
+        assert text in run.output, run.output
+    # A traceback may be of the user's own code, never of ours.
+    assert "/trimtab/" not in run.output, run.output
+
+
+def test_model_path_that_does_not_exist(jobs):
+    job = jobs.spec()
+    job["spec"]["model"]["path"] = "no-such-model"
+    fails(jobs.start(job), "model.path", "no-such-model")
+
+
+def test_empty_dataset(jobs):
+    job = jobs.spec()
+    Path(job["spec"]["data"]["train"]["path"]).write_text("")
+    fails(jobs.start(job), "data.train", "empty")
+
+
+def test_chat_messages_with_a_tokenizer_that_has_no_template(jobs, tmp_path):
+    job = jobs.spec()
+    model = tmp_path / "model"
+    shutil.copytree(job["spec"]["model"]["path"], model)
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    job["spec"]["model"]["path"] = str(model)
+    job["spec"]["data"]["applyChatTemplate"] = "auto"
+    rows = [{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}]
+    Path(job["spec"]["data"]["train"]["path"]).write_text(json.dumps(rows[0]) + "\n")
+    fails(jobs.start(job), "chat template")
+
+
+def test_reward_function_that_cannot_be_imported(jobs, tmp_path):
+    job = jobs.spec()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "my_rewards.py").write_text("import no_such_package\n")
+    job["spec"]["code"] = {"path": str(tmp_path / "code")}
+    job["spec"]["rewards"] = [{"function": "my_rewards:score"}]
+    fails(jobs.start(job), "my_rewards:score", "no_such_package")
+
+
+def test_reward_that_always_raises_fails_the_job_above_the_share(jobs, tmp_path):
+    job = jobs.spec()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "my_rewards.py").write_text(
+        "def score(*, prompt, response, fields):\n    raise ZeroDivisionError('by design')\n"
+    )
+    job["spec"]["code"] = {"path": str(tmp_path / "code")}
+    job["spec"]["rewards"] = [{"function": "my_rewards:score"}]
+    fails(jobs.start(job), "maxFailedRewardShare", "by design")
+
+
+def test_every_problem_of_a_file_is_named_before_anything_starts(jobs):
+    job = jobs.spec()
+    job["spec"]["trainin"] = job["spec"].pop("training")
+    job["spec"]["algorithm"]["grpo"]["groupSize"] = 1
+    run = jobs.start(job)
+    fails(run, "spec.trainin", "training", "groupSize")
+    assert not (run.run_dir / "logs").exists() or not any((run.run_dir / "logs").iterdir())
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="needs mount(8), to make a small file system")
+def test_full_disk_while_saving_is_named_and_leaves_no_half_checkpoint(jobs, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(small)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"needs the right to mount a tmpfs (run as root): {mounted.stderr.strip()}")
+    try:
+        job = jobs.spec()
+        job["spec"]["checkpoint"] = {"everySteps": 1, "uri": str(small / "checkpoints")}
+        fails(jobs.start(job), str(small), "No space left")
+        assert not list(small.glob("checkpoints/step-*/manifest.json"))
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_foreign_checkpoint_is_not_taken(jobs):
+    job = jobs.spec()
+    job["spec"]["training"]["steps"] = 2
+    run = jobs.start(job)
+    assert run.wait() == 0
+    job["spec"]["seed"] = 4
+    job["spec"]["checkpoint"]["resume"] = "required"
+    fails(jobs.start(job), "checkpoint", "required")
+
+
+def test_run_directory_in_use_by_another_run(jobs):
+    run = jobs.start(jobs.spec())
+    run.until(lambda s: True, what="the first run is up")
+    second = jobs.start(jobs.spec())
+    fails(second, "in use")
+
+
+def test_coordinator_port_that_is_taken(jobs, tmp_path, monkeypatch):
+    from trimtab.roles.environment import WorkerEnvironment
+    from trimtab.roles.worker import main
+
+    taken = socket.create_server(("127.0.0.1", 0))
+    try:
+        from trimtab.api import ResolvedJob, load_job
+
+        path = jobs.write(jobs.spec())
+        resolved = ResolvedJob.resolve(load_job(path), attempt=1, base_dir=tmp_path, run_dir=tmp_path / "run")
+        resolved.save(tmp_path / "resolved.json")
+        env = WorkerEnvironment(
+            job_path=tmp_path / "resolved.json",
+            role="coordinator",
+            replica=0,
+            node=0,
+            incarnation=1,
+            coordinator=f"127.0.0.1:{taken.getsockname()[1]}",
+            rank=0,
+            local_rank=0,
+            world_size=1,
+        )
+        assert main(env.to_environ()) == 64
+    finally:
+        taken.close()
