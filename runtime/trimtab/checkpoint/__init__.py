@@ -4,7 +4,7 @@ What an actor writes inside a checkpoint is `trimtab.engines.training.state`.
 """
 
 from trimtab.checkpoint.errors import CheckpointStorageError, StaleAttemptError, storage_errors
-from trimtab.checkpoint.manifest import InvalidCheckpointError, Manifest
+from trimtab.checkpoint.manifest import MANIFEST_NAME, InvalidCheckpointError, Manifest
 from trimtab.checkpoint.store import (
     Checkpoint,
     abandon,
@@ -19,6 +19,7 @@ from trimtab.checkpoint.store import (
 )
 
 __all__ = [
+    "MANIFEST_NAME",
     "Checkpoint",
     "CheckpointStorageError",
     "InvalidCheckpointError",

@@ -66,7 +66,7 @@ def write_model(model: nn.Module, path: Path, *, dtype: torch.dtype, writes: boo
         if len(pending) == len(current[1]):
             with storage_errors(path):
                 save_file(pending, path / current[0], metadata={"format": "pt"})
-                _follow_umask(path / current[0])
+                follow_umask(path / current[0])
             pending = {}
             current = next(files, current)
     if writes and len(plan) > 1:
@@ -104,7 +104,7 @@ def write_model_files(model: PreTrainedModel, source: ModelSource, path: Path, *
         tokenizer.save_pretrained(path)
         for file in path.iterdir():
             if file.is_file():
-                _follow_umask(file)
+                follow_umask(file)
 
 
 def _plan_files(infos: list[TensorInfo]) -> list[tuple[str, list[str]]]:
@@ -127,7 +127,7 @@ def _original_class(model: nn.Module) -> str:
                 not cls.__name__.startswith("FSDP"))  # fmt: skip
 
 
-def _follow_umask(path: Path) -> None:
+def follow_umask(path: Path) -> None:
     """Some writers make files with mode 0600, which another pod's user cannot read."""
     probe = path.with_name(f".{path.name}.mode")
     probe.touch()

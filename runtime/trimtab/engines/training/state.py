@@ -8,6 +8,7 @@ Called by the engine (collectively, on every rank) and by `trimtab export` (alon
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -47,11 +48,16 @@ class ActorRecord:
 
 
 def save(
-    path: Path, *, parameters: dict[str, Tensor], optimizer: dict[str, Tensor], record: ActorRecord, rank: int
+    path: Path,
+    *,
+    parameters: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    record: ActorRecord,
+    rank: int,
 ) -> None:
     """Write this rank's part; returns once all ranks have written theirs."""
     tensors = {f"{_PARAMETER}{name}": value for name, value in parameters.items()}
-    tensors |= optimizer | {_RANDOM.format(rank): random_state()}
+    tensors |= {**optimizer, _RANDOM.format(rank): random_state()}
     with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     try:
@@ -67,7 +73,7 @@ def save(
 
 
 def load(
-    path: Path, *, parameters: dict[str, Tensor], optimizer: dict[str, Tensor] | None, rank: int
+    path: Path, *, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor] | None, rank: int
 ) -> ActorRecord:
     """Fill the tensors in place. Random state is taken over where this rank had one.
 
