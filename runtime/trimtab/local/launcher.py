@@ -261,6 +261,9 @@ class Launcher:
             if delay_s is None:
                 await self._give_up(kept, ended or Ended(ExitCode.RESTART_REQUESTED), what)
                 return
+            words = _own_words(ended.message) if ended is not None else ""
+            if words:
+                what += f": {words.splitlines()[0]}"
             kept.incarnation += 1
             self._view.log_line(
                 f"{kept.replica.name} {what}; starting it again in {delay_s:g} s "

@@ -86,6 +86,8 @@ def report(error: Exception) -> int:
     if code == ExitCode.INTERNAL:
         logging.getLogger().error("failed", exc_info=error)
     text = str(error) or type(error).__name__
+    if not isinstance(error, TrimtabError):
+        text = f"{type(error).__name__}: {text}"
     print(f"{ERROR_PREFIX}{text}", file=sys.stderr, flush=True)  # noqa: T201
     return int(code)
 

@@ -47,11 +47,14 @@ ENDS = {
         "error: 1, not 2",
         False,
     ),
-    "no memory": ("raise MemoryError('9 GB')", ExitCode.OUT_OF_MEMORY, "error: 9 GB", False),
+    "no memory": ("raise MemoryError('9 GB')", ExitCode.OUT_OF_MEMORY, "error: MemoryError: 9 GB", False),
     "torch without memory": (
-        "import torch; raise torch.OutOfMemoryError('CUDA')", ExitCode.OUT_OF_MEMORY, "error: CUDA", False
+        "import torch; raise torch.OutOfMemoryError('CUDA')",
+        ExitCode.OUT_OF_MEMORY,
+        "error: OutOfMemoryError: CUDA",
+        False,
     ),
-    "bug": ("raise KeyError('step')", ExitCode.INTERNAL, "error: 'step'", True),
+    "bug": ("raise KeyError('step')", ExitCode.INTERNAL, "error: KeyError: 'step'", True),
 }  # fmt: skip
 
 
