@@ -283,6 +283,9 @@ class ControlServer:
             writer.cancel()
             connection.close("its stream broke")
             await self._leave(connection)
+            for problem in await asyncio.gather(reader, writer, return_exceptions=True):
+                if isinstance(problem, Exception):
+                    logger.warning("the stream of %s ended with %r", connection.worker, problem)
 
     def _join(self, register: pb.Register) -> _Connection:
         worker = WorkerKey.from_proto(register.worker)
