@@ -249,7 +249,9 @@ class _RolloutServer:
     async def _transfer(self, command: pb.TransferWeights) -> Mapping[str, float]:
         metrics = await self._engine.transfer(command)
         self._session.update_state(weight_version=command.version)
-        logger.info("serving weights version %d after %.2f s", command.version, metrics["weights/sync_s"])
+        logger.info(
+            "serving weights version %d after a pause of %.2f s", command.version, metrics["weights/pause_s"]
+        )
         return metrics
 
     async def _watch(self) -> None:

@@ -30,6 +30,7 @@ from trimtab.engines.rollout.protocol import (
     EngineDeadError,
     Generation,
     GenerationRequest,
+    InvalidRequestError,
 )
 from trimtab.engines.rollout.vllm_process import engine_environment
 from trimtab.errors import DeadlineError, OutOfMemoryError, TrimtabError, UserError
@@ -129,6 +130,7 @@ class VllmEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Draw one response; also waits out a transfer that is going on."""
+        from vllm.exceptions import VLLMClientError
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
@@ -149,6 +151,8 @@ class VllmEngine:
                     log_probs.extend(_drawn_log_probs(completion.logprobs))
         except VllmDeadError as error:
             raise self._death("vLLM's engine died while generating") from error
+        except VLLMClientError as error:
+            raise InvalidRequestError(f"vLLM refuses the request: {error}") from error
         end = time.monotonic()
         assert len(log_probs) == len(ids)
         return Generation(
@@ -190,7 +194,6 @@ class VllmEngine:
             timeout_s=command.timeout_s,
             doing="pausing",
         )
-        paused = time.monotonic()
         metrics = await self._call(
             "trimtab_receive",
             {
@@ -205,7 +208,7 @@ class VllmEngine:
         await self._engine.update_weight_version(str(command.version))
         self._version = command.version
         await self._engine.resume_generation()
-        return metrics | {"weights/pause_s": paused - start, "weights/sync_s": time.monotonic() - start}
+        return metrics | {"weights/pause_s": time.monotonic() - start}
 
     async def leave(self, group: str) -> None:
         """Abandon the group."""
