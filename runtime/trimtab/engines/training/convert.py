@@ -76,7 +76,7 @@ def import_gguf(name: str, output: Path, *, dtype: torch.dtype) -> None:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{file} cannot be turned into a Hugging Face model: {error}") from error
-    model.to(dtype=dtype)
+    model = model.to(dtype)  # type: ignore[arg-type] # the stub lacks `self`
     model.config.dtype = dtype
     model.config.name_or_path = file.stem
     with storage_errors(output):
