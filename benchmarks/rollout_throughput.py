@@ -4,7 +4,8 @@
 
 The role is the real process (`trimtab.roles.worker`), asked over the experience plane by a played
 coordinator; bare vLLM is `vllm.LLM.generate` in a process of its own, with the same engine settings,
-threads, seeds and log-probs. Rounds alternate, so that both see the same machine. The goal is a ratio of
+threads, seeds and log-probs. Rounds alternate, so that both see the same machine; it must be quiet, since
+bound threads that share their cores with other work lose far more than their share. The goal is a ratio of
 at least 0.95. Without `--model` a random model of SmolLM2-135M's shape is made.
 """
 
@@ -188,6 +189,10 @@ async def measure(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
         for number in range(rounds + 1):
             role_rates.append(await role_round(coordinator, number))
             bare_rates.append(await asyncio.to_thread(bare.round))
+            print(
+                f"round {number}: role {role_rates[-1]:.0f} tokens/s, bare {bare_rates[-1]:.0f}",
+                file=sys.stderr,
+            )
         ratios = [r / b for r, b in zip(role_rates[1:], bare_rates[1:], strict=True)]
         return {
             "role_tokens_per_s": round(statistics.median(role_rates[1:]), 1),
