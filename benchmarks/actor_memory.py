@@ -8,6 +8,7 @@ than 10 % from one length to the next, and from the small vocabulary to the larg
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -27,14 +28,13 @@ def measure(device_name: str, length: int, vocabulary: int) -> dict[str, float]:
     import psutil
     import torch
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import HashStore
     from trimtab.algorithms.losses import Denominators, GrpoLoss, GrpoLossConfig
     from trimtab.engines.training import FsdpTrainingEngine, ModelSource, TrainingSettings
     from trimtab.episodes import TrainBatch
     from trimtab.testing.tiny_model import make_tiny_model
 
     dist.init_process_group(
-        "gloo" if device_name == "cpu" else "cpu:gloo,cuda:nccl", store=HashStore(), rank=0, world_size=1
+        "gloo" if device_name == "cpu" else "cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1
     )
     rng = np.random.default_rng(0)
     num_tokens = NUM_SEQUENCES * length
@@ -104,9 +104,7 @@ def main() -> int:
                 f"vocabulary {vocabulary:6d}  length {length:5d}  peak {result['peak_bytes'] / 1e6:8.1f} MB"
                 f"  above rest {result['bytes_per_token'] / 1e3:7.1f} kB per token"
             )
-    lengths = [
-        table[v, b] / table[v, a] for v in VOCABULARIES for a, b in zip(LENGTHS, LENGTHS[1:], strict=False)
-    ]
+    lengths = [table[v, b] / table[v, a] for v in VOCABULARIES for a, b in itertools.pairwise(LENGTHS)]
     vocabularies = [table[VOCABULARIES[1], n] / table[VOCABULARIES[0], n] for n in LENGTHS]
     print(f"largest growth: length {max(lengths):.3f}, vocabulary {max(vocabularies):.3f} (limit {LIMIT})")
     return int(max(*lengths, *vocabularies) > LIMIT)

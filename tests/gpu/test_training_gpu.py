@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import HashStore
 from trimtab.algorithms.losses import Denominators, GrpoLoss, GrpoLossConfig
 from trimtab.engines.training import (
     FsdpTrainingEngine,
@@ -34,7 +33,7 @@ LOSS = GrpoLoss(GrpoLossConfig())
 
 @pytest.fixture(scope="module", autouse=True)
 def world() -> Iterator[None]:
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=HashStore(), rank=0, world_size=1)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

@@ -8,6 +8,7 @@ Called by the engine (collectively, on every rank) and by `trimtab export` (alon
 """
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -92,7 +93,10 @@ def load(
     key = _RANDOM.format(rank)
     if optimizer is not None and record.world_size == _world_size():
         tensors[key] = random_state()
-    load_state(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    with warnings.catch_warnings():
+        # Reading alone is what `trimtab export` means to do.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        load_state(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
     if key in tensors:
         restore_random_state(tensors[key])
     return record
