@@ -222,6 +222,16 @@ async def test_vllm_engine_and_worker_end_together(tmp_path, tiny_model_dir, vic
         assert not alive, "a killed worker left processes behind"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_configuration_that_only_vllms_process_can_judge_is_a_user_error(tmp_path, tiny_model_dir):
+    async with _role(tmp_path, tiny_model_dir, {"vllm": {"kvCacheBytes": 2**40}}) as (coordinator, process):
+        assert await asyncio.to_thread(process.wait, _TIMEOUT_S) == ExitCode.USER_ERROR
+        message, kind = await asyncio.wait_for(coordinator.failed.get(), 10)
+        assert kind == "user"
+        assert "roles.rollout.engine.vllm: vLLM did not start: ValueError" in message
+
+
 async def _received(coordinator):
     with contextlib.suppress(TimeoutError):
         while True:

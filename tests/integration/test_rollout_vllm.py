@@ -10,7 +10,6 @@ from trimtab.api.roles import VllmSpec
 from trimtab.engines.rollout.model_files import ModelFacts, read_model_facts
 from trimtab.engines.rollout.protocol import GenerationRequest, InvalidRequestError, Sampling
 from trimtab.engines.rollout.vllm import VllmEngine
-from trimtab.errors import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
@@ -73,6 +72,12 @@ def test_every_eos_id_ends_a_response_and_is_its_last_token(runner, engine):
         assert 0 < generation.time_to_first_token_s <= generation.latency_s
         ends.add(int(ids[-1]))
     assert {90, 91} <= ends
+
+
+def test_more_prompt_tokens_at_once_than_one_engine_step_takes_are_generated(runner, engine):
+    prompts = [np.full(200, 10 + i, np.int32) for i in range(16)]  # 3200 tokens; a step takes 2048
+    requests = [_request(f"long{i}", seed=i, max_tokens=4, prompt=prompt) for i, prompt in enumerate(prompts)]
+    assert all(len(generation.response_ids) >= 1 for generation in _run(runner, engine, requests))
 
 
 def test_same_seed_draws_the_same_and_greedy_ignores_it(runner, engine):
@@ -149,14 +154,3 @@ def test_abort_returns_what_there_is(runner, engine):
     generations = runner.run(scenario())
     assert all(g.finish_reason in ("abort", "stop") for g in generations)
     assert any(g.finish_reason == "abort" for g in generations)
-
-
-def test_configuration_that_only_the_engines_process_can_judge_is_a_user_error(runner, tiny_model_dir):
-    facts = read_model_facts(str(tiny_model_dir), ModelSpec(path=str(tiny_model_dir)))
-    spec = VllmSpec(dtype="float32", kvCacheBytes=2**40)
-    engine = VllmEngine(spec, facts, max_model_tokens=64, on_gpu=False)
-    with pytest.raises(
-        UserError, match=r"roles\.rollout\.engine\.vllm: vLLM did not start: ValueError: .*memory"
-    ):
-        runner.run(engine.start())
-    runner.run(engine.close())
