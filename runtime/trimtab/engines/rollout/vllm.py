@@ -43,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 _CPU_KV_CACHE_BYTES = 1 << 30
 _CPU_BLOCK_SIZE = 32
+_CPU_BATCHED_TOKENS = 8192
 _FIRST_AND_FINAL = 1 << 20
 """Stream interval in tokens: an output for the first token (for its time) and one for the whole."""
 _RPC_MARGIN_S = 30.0
@@ -299,6 +300,13 @@ class VllmEngine:
             arguments["block_size"] = block_size
         if kv_bytes is not None:
             arguments["kv_cache_memory_bytes"] = kv_bytes
+        if not self._on_gpu:
+            # A prompt prefilled in parts rewinds its request's generator, which vLLM can only do on a GPU:
+            # on a CPU the engine would die ("CPU Generator does not use offset").
+            most = spec.max_concurrent_requests * self._max_model_tokens
+            least = max(spec.max_concurrent_requests, self._max_model_tokens)
+            arguments["enable_chunked_prefill"] = False
+            arguments["max_num_batched_tokens"] = max(least, min(_CPU_BATCHED_TOKENS, most))
         unknown = sorted(set(spec.engine_arguments) - known)
         if unknown:
             raise UserError(
