@@ -1,4 +1,4 @@
-"""Writes runtime/trimtab/v1/*_pb2*.py from proto/. Run by `make proto`; `make verify` fails on a difference."""
+"""Writes runtime/trimtab/v1/*_pb2*.py from proto/, for `make proto`; `make verify` fails on a difference."""
 
 import sys
 from pathlib import Path
