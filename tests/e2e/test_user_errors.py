@@ -1,13 +1,17 @@
 """A user's mistake: one clear message, at once, and an exit code that is not 0. No traceback."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from trimtab.api import ResolvedJob, load_job
+from trimtab.roles.environment import WorkerEnvironment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -103,9 +107,11 @@ def test_foreign_checkpoint_is_not_taken(jobs):
     job["spec"]["training"]["steps"] = 2
     run = jobs.start(job)
     assert run.wait() == 0
-    job["spec"]["seed"] = 4
-    job["spec"]["checkpoint"]["resume"] = "required"
-    fails(jobs.start(job), "checkpoint", "required")
+    other = jobs.spec()
+    other["spec"]["seed"] = 4
+    other["spec"]["checkpoint"] = {"resume": "required", "uri": str(run.run_dir / "checkpoints")}
+    fails(jobs.start(other, name="other"), "belongs to training", "spec.checkpoint.resume is required")
+    fails(jobs.start(other), "holds another training")
 
 
 def test_run_directory_in_use_by_another_run(jobs):
@@ -115,17 +121,12 @@ def test_run_directory_in_use_by_another_run(jobs):
     fails(second, "in use")
 
 
-def test_coordinator_port_that_is_taken(jobs, tmp_path, monkeypatch):
-    from trimtab.roles.environment import WorkerEnvironment
-    from trimtab.roles.worker import main
-
-    taken = socket.create_server(("127.0.0.1", 0))
-    try:
-        from trimtab.api import ResolvedJob, load_job
-
-        path = jobs.write(jobs.spec())
-        resolved = ResolvedJob.resolve(load_job(path), attempt=1, base_dir=tmp_path, run_dir=tmp_path / "run")
-        resolved.save(tmp_path / "resolved.json")
+def test_coordinator_port_that_is_taken(jobs, tmp_path):
+    resolved = ResolvedJob.resolve(
+        load_job(jobs.write(jobs.spec())), attempt=1, base_dir=tmp_path, run_dir=tmp_path / "run"
+    )
+    resolved.save(tmp_path / "resolved.json")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         env = WorkerEnvironment(
             job_path=tmp_path / "resolved.json",
             role="coordinator",
@@ -137,6 +138,14 @@ def test_coordinator_port_that_is_taken(jobs, tmp_path, monkeypatch):
             local_rank=0,
             world_size=1,
         )
-        assert main(env.to_environ()) == 64
-    finally:
-        taken.close()
+        ended = subprocess.run(
+            [sys.executable, "-m", "trimtab.roles.worker"],
+            env={**os.environ, **env.to_environ()},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert ended.returncode == 64
+    assert "the port is in use" in ended.stderr
+    assert "Traceback" not in ended.stderr

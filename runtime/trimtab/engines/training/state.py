@@ -18,12 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from trimtab.checkpoint.errors import storage_error, storage_errors
 from trimtab.checkpoint.manifest import write_atomically
-from trimtab.errors import UserError
+from trimtab.errors import TrimtabError, UserError
 
 RECORD = "actor.json"
 MODEL_FILES = "model"
@@ -62,10 +65,9 @@ def save(
     with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     try:
-        save_state(tensors, storage_writer=FileSystemWriter(path))
+        save_state(tensors, storage_writer=_Writer(path))
     except CheckpointException as error:
-        _raise_storage_error(error, path)
-        raise
+        raise _said_plainly(error, path) from error
     if rank == 0:
         with storage_errors(path):
             write_atomically(path / RECORD, json.dumps(asdict(record)))
@@ -122,9 +124,30 @@ def _world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def _raise_storage_error(error: CheckpointException, path: Path) -> None:
-    """A full disk on any rank is said as one; anything else is the caller's to pass on."""
+class _Writer(FileSystemWriter):
+    """torch.save hides what the operating system said behind a complaint of its own: say it again.
+
+    The error goes to the other ranks by value, and so without what it was raised from.
+    """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """See the base class."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            behind: BaseException | None = error
+            while behind is not None:
+                if isinstance(behind, OSError):
+                    raise behind from error
+                behind = behind.__cause__ or behind.__context__
+            raise
+
+
+def _said_plainly(error: CheckpointException, path: Path) -> TrimtabError:
+    """A full disk on any rank as one; torch's own is a BaseException, which nothing above expects."""
     for cause, _ in error.failures.values():
         translated = storage_error(cause, path) if isinstance(cause, OSError) else None
         if translated is not None:
-            raise translated from error
+            return translated
+    ranks = ", ".join(f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items())
+    return TrimtabError(f"the checkpoint {path} could not be written: {ranks}")

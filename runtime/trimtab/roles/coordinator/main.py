@@ -65,24 +65,31 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
     coordinator = Coordinator(
         job, instance=instance, members=members, board=board, wishes=wishes, server=server, hub=hub
     )
-    port = env.coordinator.rpartition(":")[2]
-    await server.start(f"{env.host}:{port}")
-    start_metrics_server(address=env.host)
+    try:
+        await server.start(f"{env.host}:{env.coordinator.rpartition(':')[2]}")
+        start_metrics_server(address=env.host)
+        return await _to_the_end(coordinator, board, server, run_dir)
+    finally:
+        await server.close("the coordinator ends")
+        hub.close()
+
+
+async def _to_the_end(
+    coordinator: Coordinator, board: StatusBoard, server: ControlServer, run_dir: Path
+) -> int:
     started = time.monotonic()
+    error: TrimtabError | None = None
     try:
         phase = await coordinator.run()
-        error: TrimtabError | None = None
-    except (UserError, OutOfMemoryError, DeadlineError, TrimtabError) as failure:
+    except TrimtabError as failure:
         phase, error = Phase.FAILED, failure
     await _end(board, phase, error, run_dir=run_dir, wall_s=time.monotonic() - started)
     here = await server.shutdown_all(f"the job is {phase.lower()}", ExitCode.OK, timeout_s=GOODBYE_S)
     if here:
         log.warning("still here %.0f s after the end: %s", GOODBYE_S, ", ".join(map(str, here)))
-    await server.close(f"the job is {phase.lower()}")
-    hub.close()
-    if error is None:
-        return ExitCode.OK
-    raise _final(error)
+    if error is not None:
+        raise _final(error)
+    return ExitCode.OK
 
 
 async def _end(

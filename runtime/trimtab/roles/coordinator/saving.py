@@ -55,6 +55,7 @@ class CheckpointKeeper:
         if self._spec.resume == "required" and found is None:
             raise UserError(
                 f"spec.checkpoint.resume is required, and there is no usable checkpoint in {self.uri}"
+                + "".join(f"; refused: {sentence}" for sentence in refused)
             )
         if self._spec.resume == "never" and found is not None and found.manifest.attempt != self._job.attempt:
             return None
