@@ -28,6 +28,7 @@ def measure(device_name: str, length: int, vocabulary: int) -> dict[str, float]:
     import psutil
     import torch
     import torch.distributed as dist
+
     from trimtab.algorithms.losses import Denominators, GrpoLoss, GrpoLossConfig
     from trimtab.engines.training import FsdpTrainingEngine, ModelSource, TrainingSettings
     from trimtab.episodes import TrainBatch

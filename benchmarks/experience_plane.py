@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 import zmq
+
 from trimtab.comm.experience import ExperienceHub, ExperienceLink, Message
 
 NAME = "actor-0/rank-0"

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from trimtab.api import ResolvedJob, parse_job
 from trimtab.comm.experience import Message
 from trimtab.engines.rollout.vllm_process import engine_environment
@@ -42,6 +43,7 @@ def requests() -> list[tuple[list[int], int]]:
 def make_model(folder: Path) -> Path:
     """A random model of SmolLM2-135M's shape with some tokenizer; speed does not depend on the values."""
     from transformers import LlamaConfig, LlamaForCausalLM
+
     from trimtab.testing.tiny_model import make_tokenizer
 
     config = LlamaConfig(

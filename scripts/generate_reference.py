@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel
+
 from trimtab.api import API_VERSION, KIND, OneOf, RLTrainingJob
 from trimtab.api.fields import FieldDoc, TypeInfo, fields_of, object_of
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
+
 from trimtab.testing.tiny_model import EOS, make_tiny_model
 
 NUM_DIGITS = 5

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from ruamel.yaml import YAML
+
 from trimtab.comm.control import JobControlClient
 from trimtab.errors import TrimtabError
 from trimtab.v1 import job_control_pb2 as job_pb

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trimtab.api import ResolvedJob, load_job
 from trimtab.roles.environment import WorkerEnvironment
 

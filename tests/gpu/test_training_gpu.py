@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+
 from trimtab.algorithms.losses import Denominators, GrpoLoss, GrpoLossConfig
 from trimtab.engines.training import (
     FsdpTrainingEngine,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from trimtab import checkpoint
 from trimtab.api import ResolvedJob, parse_job
 from trimtab.checkpoint import Checkpoint

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from trimtab.api import ResolvedJob, load_job
 from trimtab.cli.main import main
 from trimtab.errors import ExitCode, UserError

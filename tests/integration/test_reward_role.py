@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from trimtab.api import ResolvedJob, parse_job
 from trimtab.comm.control import WorkerKey
 from trimtab.comm.experience import Message

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 from torch.distributed import TCPStore
+
 from trimtab.api import ResolvedJob, parse_job
 from trimtab.comm.experience import Message
 from trimtab.comm.weights import WeightGroup, WeightSender, build_manifest

@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+
 from trimtab.api.model import ModelSpec
 from trimtab.api.roles import VllmSpec
 from trimtab.engines.rollout.model_files import ModelFacts, read_model_facts

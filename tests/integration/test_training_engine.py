@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from trimtab.testing.tiny_model import make_tiny_model
 
 SCRIPT = Path(__file__).with_name("training_ranks.py")
@@ -72,6 +73,7 @@ def dense_gradients(model: Path) -> dict[str, torch.Tensor]:
     finally:
         sys.path.pop(0)
     from transformers import AutoModelForCausalLM
+
     from trimtab.algorithms.losses import Denominators, PolicyLossInputs
 
     batch = recorded_batch()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed import TCPStore
+
 from trimtab.comm.weights import TransferError, WeightGroup, WeightSender, build_manifest
 from trimtab.errors import DeadlineError
 

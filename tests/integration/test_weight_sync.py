@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 from torch.distributed import TCPStore
+
 from trimtab.api.model import ModelSpec
 from trimtab.api.roles import VllmSpec
 from trimtab.comm.weights import WeightGroup, WeightSender, build_manifest

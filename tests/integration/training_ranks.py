@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+
 from trimtab.algorithms.losses import Denominators, GrpoLoss, GrpoLossConfig
 from trimtab.engines.training import (
     FsdpTrainingEngine,

@@ -7,6 +7,7 @@ import sys
 import time
 
 import torch
+
 from trimtab.comm.weights import TransferError, WeightGroup, build_manifest, receive
 from trimtab.errors import DeadlineError
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab.algorithms.advantages import group_advantages, place_scores, spread_to_tokens
 
 SCORES = st.floats(-100, 100, allow_nan=False)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from trimtab.algorithms.aggregation import AggregationMode, aggregate
 from trimtab.algorithms.denominators import Denominators
 

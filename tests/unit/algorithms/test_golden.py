@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from trimtab.algorithms.advantages import group_advantages, spread_to_tokens
 from trimtab.algorithms.aggregation import aggregate
 from trimtab.algorithms.denominators import Denominators

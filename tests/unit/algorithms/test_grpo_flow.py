@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ruamel.yaml import YAML
+
 from trimtab.algorithms.grpo import grpo_step, kl_controller, with_mini_batches
 from trimtab.api import parse_job
 from trimtab.episodes import Episode, Reward, TrainBatch, single_turn

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab.algorithms.kl import (
     AdaptiveKLController,
     FixedKLController,

@@ -3,6 +3,7 @@
 import math
 
 import torch
+
 from trimtab.algorithms.log_probs import token_entropy, token_log_probs, token_log_probs_and_entropy
 
 

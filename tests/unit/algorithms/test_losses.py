@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from trimtab.algorithms.aggregation import AggregationMode, aggregate
 from trimtab.algorithms.denominators import Denominators
 from trimtab.algorithms.kl import kl_in_reward

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from trimtab.algorithms.denominators import Denominators, count_denominators, tokens_by_sequence
 from trimtab.algorithms.masked import (
     masked_mean,

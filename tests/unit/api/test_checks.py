@@ -1,4 +1,5 @@
 import pytest
+
 from trimtab.api import JobError, parse_job
 
 SAMPLING = {"sampling": {"temperature": 0.0}}

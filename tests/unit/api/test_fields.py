@@ -1,4 +1,5 @@
 import pytest
+
 from trimtab.api import API_VERSION, KIND
 from trimtab.api.base import format_bytes, parse_bytes
 from trimtab.api.fields import find, format_path, type_at

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from trimtab.api import JobError, load_job
 
 JOB = """\

@@ -1,4 +1,5 @@
 import pytest
+
 from trimtab.api import JobError, JobSpec, parse_job
 from trimtab.api.fields import walk
 

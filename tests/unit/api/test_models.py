@@ -1,5 +1,6 @@
 import pytest
 from pydantic import ValidationError
+
 from trimtab.api import RLTrainingJob, parse_job
 from trimtab.api.data import DataSource
 from trimtab.api.fields import TypeInfo, fields_of, object_of, walk

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from trimtab.api import ResolvedJob, parse_job, training_identity
 from trimtab.errors import UserError
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from trimtab import checkpoint
 from trimtab.checkpoint import CheckpointStorageError, StaleAttemptError
 from trimtab.errors import UserError

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+
 from trimtab.cli.main import main
 from trimtab.doctor.checks import SHM, Diagnosis, diagnose, satisfies
 from trimtab.doctor.machine import Gpu, Machine, look, parse_gpus, parse_requirement

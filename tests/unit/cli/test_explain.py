@@ -1,4 +1,5 @@
 import pytest
+
 from trimtab.api.fields import walk
 from trimtab.cli.explain import explain
 from trimtab.cli.main import main

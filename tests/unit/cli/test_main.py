@@ -2,6 +2,7 @@ import importlib.util
 from importlib.metadata import version
 
 import pytest
+
 from trimtab.cli.main import COMMANDS, build_parser, load_command, main
 from trimtab.errors import DeadlineError, ExitCode
 

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from trimtab.cli.main import main
 from trimtab.observability.writer import MetricsWriter
 

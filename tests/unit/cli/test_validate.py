@@ -1,4 +1,5 @@
 import pytest
+
 from trimtab.cli.init import load_presets
 from trimtab.cli.main import main
 

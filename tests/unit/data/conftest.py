@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trimtab.api.data import DataSource, DataSpec
 from trimtab.data import PromptDataset, open_dataset
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from trimtab.data import Lease, PromptDataset
 from trimtab.errors import UserError
 

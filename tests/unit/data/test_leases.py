@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from trimtab.data.leases import Lease, LeasedSampler, epoch_order
 from trimtab.errors import UserError
 

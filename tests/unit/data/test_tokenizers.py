@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from trimtab.api.model import ModelSpec
 from trimtab.data import load_tokenizer
 from trimtab.errors import UserError

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from trimtab.api import load_job
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trimtab.api import ResolvedJob, parse_job
 from trimtab.errors import UserError
 from trimtab.local.pods import check_local, local_gpus, pod_environ, replicas_of

@@ -1,4 +1,5 @@
 import pytest
+
 from trimtab.errors import ExitCode
 from trimtab.local.policy import RestartBudget, Verdict, describe_exit, judge
 

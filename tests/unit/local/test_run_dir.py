@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from trimtab.errors import UserError
 from trimtab.local.run_dir import RunDirectory, coordinator_address
 

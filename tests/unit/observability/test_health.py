@@ -2,6 +2,7 @@ import json
 import math
 
 import pytest
+
 from trimtab.api.operations import HealthSpec
 from trimtab.observability.health import RULES, HealthMonitor
 

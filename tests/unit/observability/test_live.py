@@ -9,6 +9,7 @@ import sys
 import termios
 
 from rich.console import Console
+
 from trimtab.observability.live import LiveView, sparkline
 from trimtab.v1 import job_control_pb2 as pb
 

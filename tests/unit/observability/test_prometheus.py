@@ -3,6 +3,7 @@ import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry
+
 from trimtab.errors import UserError
 from trimtab.observability.prometheus import RoleGauges, start_metrics_server
 

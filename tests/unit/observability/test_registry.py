@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 import trimtab
 from trimtab.observability.registry import SECTIONS, TIMING_PHASES, all_metrics, lookup, prometheus_name
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import json_format
+
 from trimtab.errors import UserError
 from trimtab.observability.charts import CHARTS, MAX_POINTS, thin
 from trimtab.observability.report import shown, spread, write_report

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from trimtab.observability.records import read_lines
 from trimtab.observability.warning import HealthWarning
 from trimtab.observability.writer import MetricsWriter

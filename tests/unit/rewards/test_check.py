@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trimtab.api.rewards import RewardSpec
 from trimtab.errors import UserError
 from trimtab.rewards import check_rewards

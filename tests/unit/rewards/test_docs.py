@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+
 from trimtab.api.rewards import RewardSpec
 from trimtab.rewards import check_rewards
 from trimtab.rewards.functions import BUILTINS

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from trimtab.errors import UserError
 from trimtab.rewards.calls import RewardCall
 from trimtab.rewards.functions import BUILTINS, find_number

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from trimtab.errors import DeadlineError, UserError, WorkerLostError
 from trimtab.rewards import RewardCall, RewardPool, ScoreResult
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trimtab.api import ResolvedJob, parse_job
 from trimtab.errors import UserError
 from trimtab.roles.agent import last_error, rank_environments

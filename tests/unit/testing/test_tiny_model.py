@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from trimtab.testing.tiny_model import make_tiny_model
 
 

@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trimtab.algorithms.losses import Denominators, LossFn, PolicyLossInputs
 from trimtab.engines.training import export, state
+from trimtab.engines.training.collectives import gather_json
 from trimtab.engines.training.export import TensorInfo
 from trimtab.engines.training.optimizer import PolicyOptimizer
 from trimtab.engines.training.packing import MicroBatch, make_units, pack, plan_micro_batches
@@ -240,11 +241,9 @@ class FsdpTrainingEngine:
         """Sum over the ranks; every rank takes the names of all, since one may have had no sequence."""
         local = {name: float(value) / num_updates for name, value in totals.metrics.items()}
         local["perf/update_tokens"] = float(totals.num_tokens)
-        gathered: list[dict[str, float] | None] = [None] * self.world_size
-        dist.all_gather_object(gathered, local)
         summed: dict[str, float] = {}
-        for part in gathered:
-            for name, value in (part or {}).items():
+        for part in gather_json(local, device=self.device):
+            for name, value in part.items():
                 summed[name] = summed.get(name, 0.0) + value
         return summed
 

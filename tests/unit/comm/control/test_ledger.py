@@ -1,4 +1,5 @@
 import pytest
+
 from trimtab.comm.control.ledger import Admission, CommandLedger
 from trimtab.v1 import control_pb2 as pb
 

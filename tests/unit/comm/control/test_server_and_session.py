@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+
 from trimtab.comm.control import (
     CommandError,
     ControlServer,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
 from trimtab.comm.experience.frames import MAX_ARRAYS, MAX_HEADER_BYTES, FrameError, Message, decode, encode
 
 DTYPES = ["bool", "int8", "int32", "int64", "uint8", "uint16", "float16", "float32", "float64"]

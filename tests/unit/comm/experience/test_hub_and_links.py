@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import zmq
+
 from trimtab.comm.experience import AsyncExperienceLink, ExperienceHub, ExperienceLink, Message
 from trimtab.comm.experience.frames import encode
 from trimtab.comm.experience.sockets import HIGH_WATER_MARK

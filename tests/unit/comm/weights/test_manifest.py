@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from trimtab.comm.weights.manifest import (
     build_manifest,
     dtype_name,

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+
 from trimtab.comm.weights import vllm_plugin
 
 _WATCHER = """

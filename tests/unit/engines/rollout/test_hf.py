@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed import TCPStore
+
 from trimtab.api.model import ModelSpec
 from trimtab.api.roles import HfSpec
 from trimtab.comm.weights import WeightGroup, WeightSender, build_manifest

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from trimtab.api.model import ModelSpec
 from trimtab.engines.rollout.model_files import (
     ModelFacts,

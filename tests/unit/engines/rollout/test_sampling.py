@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from trimtab.engines.rollout.protocol import Sampling
 from trimtab.engines.rollout.sampling import draw, processed_log_probs
 

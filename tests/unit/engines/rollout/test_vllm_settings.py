@@ -3,6 +3,7 @@
 import os
 
 import pytest
+
 from trimtab.api.roles import VllmSpec
 from trimtab.engines.rollout import vllm_process
 from trimtab.engines.rollout.model_files import ModelFacts

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+
 from trimtab.engines.training import attention
 from trimtab.engines.training.attention import PackedLayout, packed_attention
 from trimtab.engines.training.packing import Segment

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+
 from trimtab.engines.training import log_probs as module
 from trimtab.engines.training.log_probs import HeadSettings, token_log_probs
 

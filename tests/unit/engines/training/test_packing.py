@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab.engines.training.packing import Segment, Unit, make_units, pack, plan_micro_batches
 from trimtab.episodes import TrainBatch
 from trimtab.errors import UserError

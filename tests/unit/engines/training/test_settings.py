@@ -1,4 +1,5 @@
 import pytest
+
 from trimtab.engines.training import Schedule
 
 

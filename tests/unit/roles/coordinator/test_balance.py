@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab.episodes import TrainBatch
 from trimtab.roles.coordinator.balance import partition, shard_sequences
 

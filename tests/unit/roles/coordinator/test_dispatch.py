@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
+
 from trimtab.comm.control import WorkerKey
 from trimtab.comm.experience import Message
 from trimtab.errors import UserError, WorkerLostError

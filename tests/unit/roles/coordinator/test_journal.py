@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from trimtab.episodes import Reward, single_turn
 from trimtab.errors import TrimtabError
 from trimtab.roles.coordinator.journal import Journal, Record, advance

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from trimtab.comm.control import WorkerKey
 from trimtab.errors import DeadlineError
 from trimtab.roles.coordinator import membership
