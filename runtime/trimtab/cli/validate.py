@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     for path in args.files:
         try:
             job = load_job(path)
-            _check_code(job, path.parent)
+            _check_rewards(job, path.parent)
         except JobError as error:
             print(error, file=sys.stderr)
             code = ExitCode.USER_ERROR
@@ -43,14 +43,19 @@ def run(args: argparse.Namespace) -> int:
     return int(code)
 
 
-def _check_code(job: "RLTrainingJob", base_dir: Path) -> None:
-    """Whether the job's functions can be imported, where the code is on this machine (`spec.code.path`)."""
-    spec = job.spec
-    if spec.code is None or spec.code.path is None:
-        return
+def _check_rewards(job: "RLTrainingJob", base_dir: Path) -> None:
+    """Whether the reward functions can be imported and take their arguments.
+
+    Functions of the job's own (`module:name`) are left out where their code is not on this machine: it is
+    checked when the job starts.
+    """
     from trimtab.rewards.check import check_rewards
 
-    folders = [Path(spec.code.path)]
-    check_rewards(spec.rewards, folders, base_dir)
+    spec = job.spec
+    elsewhere = spec.code is not None and spec.code.path is None
+    folders = [Path(spec.code.path)] if spec.code is not None and spec.code.path is not None else []
+    lists = {"spec.rewards": spec.rewards}
     if spec.validation is not None and spec.validation.rewards is not None:
-        check_rewards(spec.validation.rewards, folders, base_dir, path="spec.validation.rewards")
+        lists["spec.validation.rewards"] = spec.validation.rewards
+    for path, rewards in lists.items():
+        check_rewards(rewards, folders, base_dir, path=path, built_in_only=elsewhere)

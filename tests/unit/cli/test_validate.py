@@ -47,3 +47,33 @@ def test_local_code_is_imported_and_a_missing_function_named(job_file, tmp_path,
     job_file.write_text(text.replace("NAME", "missing"), encoding="utf-8")
     assert main(["validate", str(job_file)]) == 64
     assert "'my_rewards' has no 'missing'; it has: score" in capsys.readouterr().err
+
+
+def with_rewards(text: str, rewards: str, code: str = "") -> str:
+    before, found, after = text.partition("  rewards:\n")
+    assert found
+    rest = after[after.index("  roles:") :]
+    return (before + f"  rewards: {rewards}\n" + rest).replace("  model:\n", f"{code}  model:\n", 1)
+
+
+def test_wrong_arguments_of_a_built_in_function_are_refused_without_code_of_one_s_own(job_file, capsys):
+    text = job_file.read_text(encoding="utf-8")
+    job_file.write_text(
+        with_rewards(text, "[{function: length, arguments: {unit: bogus}}]"), encoding="utf-8"
+    )
+    assert main(["validate", str(job_file)]) == 64
+    captured = capsys.readouterr()
+    assert "spec.rewards[0].arguments: length: unit: Input should be 'characters' or 'words'" in captured.err
+    assert captured.out == ""
+
+
+def test_functions_whose_code_is_elsewhere_are_left_out_and_the_built_in_ones_checked(job_file, capsys):
+    text = job_file.read_text(encoding="utf-8")
+    code = "  code: {image: {path: /code}}\n"
+    own = "{function: my_rewards:score}"
+    job_file.write_text(with_rewards(text, f"[{own}]", code), encoding="utf-8")
+    assert main(["validate", str(job_file)]) == 0
+    wrong = f"[{own}, {{function: length, arguments: {{unit: bogus}}}}]"
+    job_file.write_text(with_rewards(text, wrong, code), encoding="utf-8")
+    assert main(["validate", str(job_file)]) == 64
+    assert "spec.rewards[1].arguments: length: unit" in capsys.readouterr().err

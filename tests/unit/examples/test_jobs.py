@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.api import load_job
+from trimtab.cli.main import main
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 JOBS = sorted(EXAMPLES.rglob("*.yaml"))
@@ -25,6 +26,7 @@ def test_examples_are_found():
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: str(path.relative_to(EXAMPLES)))
 def test_job_loads_and_its_expectation_stands_beside_it(path: Path):
     job = load_job(path)
+    assert main(["validate", str(path)]) == 0, "its reward functions take their arguments"
     assert job.spec.validation is not None, "an example shows how its policy is measured"
     readme = (path.parent / "README.md").read_text(encoding="utf-8")
     assert "## What to expect" in readme
