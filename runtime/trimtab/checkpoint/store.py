@@ -7,7 +7,7 @@ The order of a save, which is what keeps a half one from ever counting:
     path = begin(uri, step)        a clean directory
     every actor rank saves into path/actor
     commit(path, ...)              coordinator.json, then the manifest: now it exists
-    prune(uri, keep)               of the oldest, the manifest goes first
+    prune(uri, keep, ...)          this training's oldest; of each, the manifest goes first
 """
 
 import json
@@ -143,11 +143,25 @@ def latest_valid(uri: str, identity: str | None = None) -> tuple[Checkpoint | No
     return None, refused
 
 
-def prune(uri: str, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` committed checkpoints; returns what went."""
+def prune(uri: str, keep: int, *, identity: str, committed: Path) -> list[Path]:
+    """Remove all but the newest `keep` checkpoints of this training; returns what went.
+
+    The newest is the one just `committed`, whatever its number; then later attempts come before earlier
+    ones, and later steps before earlier ones. Checkpoints of other trainings, and those whose manifest
+    cannot be read, are neither counted nor touched.
+    """
     if keep < 1:
         raise UserError(f"checkpoint.keep: {keep} is not allowed; at least 1 must be kept")
-    doomed = list_checkpoints(uri)[:-keep]
+    others: list[tuple[int, int, Path]] = []
+    for path in list_checkpoints(uri):
+        try:
+            manifest = Manifest.read(path)
+        except InvalidCheckpointError:
+            continue  # `latest_valid` is who reports it
+        if manifest.training_identity == identity and path.name != committed.name:
+            others.append((manifest.attempt, manifest.step, path))
+    num_doomed = max(0, len(others) - (keep - 1))
+    doomed = [path for _, _, path in sorted(others)[:num_doomed]]
     for path in doomed:
         _remove(path)
     return doomed

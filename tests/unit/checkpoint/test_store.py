@@ -103,9 +103,35 @@ def test_latest_valid_of_another_training_is_refused_by_name(tmp_path: Path) -> 
 def test_prune_keeps_the_newest_and_leaves_the_uncommitted(tmp_path: Path) -> None:
     paths = [save(tmp_path, step) for step in (1, 2, 3, 4)]
     running = checkpoint.begin(str(tmp_path), 5)
-    assert checkpoint.prune(str(tmp_path), 2) == paths[:2]
+    assert checkpoint.prune(str(tmp_path), 2, identity="mine", committed=paths[3]) == paths[:2]
     assert checkpoint.list_checkpoints(str(tmp_path)) == paths[2:]
     assert running.is_dir()
+
+
+def test_prune_other_trainings_in_the_folder_are_neither_counted_nor_touched(tmp_path: Path) -> None:
+    foreign = [save(tmp_path, step, identity="theirs") for step in (1, 60, 100)]
+    old, new = save(tmp_path, 2), save(tmp_path, 4)
+    assert checkpoint.prune(str(tmp_path), 1, identity="mine", committed=new) == [old]
+    assert checkpoint.list_checkpoints(str(tmp_path)) == [foreign[0], new, *foreign[1:]]
+    assert checkpoint.prune(str(tmp_path), 1, identity="mine", committed=new) == []
+
+
+def test_prune_unreadable_manifest_is_left_alone(tmp_path: Path) -> None:
+    damaged, new = save(tmp_path, 1), save(tmp_path, 2)
+    (damaged / "manifest.json").write_text("{")
+    assert checkpoint.prune(str(tmp_path), 1, identity="mine", committed=new) == []
+    assert damaged.is_dir()
+
+
+def test_prune_spares_the_one_just_committed_whatever_has_a_higher_number(tmp_path: Path) -> None:
+    """As after a damaged newest checkpoint, or after a start that resumed nothing."""
+    earlier, earlier_higher = save(tmp_path, 60), save(tmp_path, 100)
+    higher = save(tmp_path, 50, attempt=2)
+    new = save(tmp_path, 2, attempt=2)
+    assert checkpoint.prune(str(tmp_path), 2, identity="mine", committed=new) == [earlier, earlier_higher]
+    assert checkpoint.list_checkpoints(str(tmp_path)) == [new, higher]
+    assert checkpoint.prune(str(tmp_path), 1, identity="mine", committed=new) == [higher]
+    assert checkpoint.list_checkpoints(str(tmp_path)) == [new]
 
 
 def test_prune_interrupted_leaves_nothing_that_counts(
@@ -118,14 +144,14 @@ def test_prune_interrupted_leaves_nothing_that_counts(
 
     monkeypatch.setattr("trimtab.checkpoint.store.shutil.rmtree", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.prune(str(tmp_path), 1)
+        checkpoint.prune(str(tmp_path), 1, identity="mine", committed=new)
     assert old.is_dir()
     assert checkpoint.list_checkpoints(str(tmp_path)) == [new]
 
 
 def test_prune_none_to_keep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"checkpoint\.keep: 0"):
-        checkpoint.prune(str(tmp_path), 0)
+        checkpoint.prune(str(tmp_path), 0, identity="mine", committed=tmp_path / "step-00000001")
 
 
 def test_begin_same_step_again_starts_clean(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class CheckpointKeeper:
             attempt=self._job.attempt,
             coordinator_state=state.to_json(),
         )
-        checkpoint.prune(self.uri, self._spec.keep)
+        checkpoint.prune(self.uri, self._spec.keep, identity=self._job.training_identity, committed=path)
         self.last_save_s = time.monotonic() - started
         self._note(str(path), state.step)
         log.info("checkpoint of step %d in %.1f s: %s", state.step, self.last_save_s, path)
