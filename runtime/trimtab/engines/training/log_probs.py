@@ -58,11 +58,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
         entropy, normalisers = torch.empty_like(log_probs), torch.empty_like(log_probs)
         for rows in _chunks(num_rows, weight.shape[0]):
             logits, _ = _logits(hidden[rows], weight, bias, temperature, settings)
-            chosen = logits.gather(1, targets[rows, None]).squeeze(1)
-            normaliser = torch.logsumexp(logits, 1)
-            relative = logits.sub_(normaliser[:, None])  # log softmax
-            entropy[rows] = -torch.linalg.vecdot(torch.exp(relative), relative)
-            log_probs[rows] = chosen - normaliser
+            # One exponential serves both: entropy = log sum exp(l) - sum exp(l) l / sum exp(l).
+            peak = logits.amax(1)
+            weights = (logits - peak[:, None]).exp_()
+            total = weights.sum(1)
+            normaliser = peak + total.log()
+            entropy[rows] = normaliser - torch.linalg.vecdot(weights, logits) / total
+            log_probs[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - normaliser
             normalisers[rows] = normaliser
         ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropy)
         ctx.settings = (temperature, settings)
@@ -77,6 +79,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
             return None, None, None, None, None, None
         hidden, weight, bias, targets, normalisers, entropy = ctx.saved_tensors
         temperature, settings = ctx.settings
+        # What a logit is multiplied with after the matrix product; on the rows here it costs nothing.
+        factor_after = settings.scale / temperature
+        grad_log_probs = None if grad_log_probs is None else grad_log_probs * factor_after
+        grad_entropy = None if grad_entropy is None else grad_entropy * factor_after
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
@@ -94,7 +100,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grads.scatter_add_(1, targets[rows, None], grad_log_probs[rows, None])
             if tanh is not None:
                 grads.mul_(1 - tanh.square())
-            low = grads.mul_(settings.scale / temperature).to(hidden.dtype)
+            low = grads.to(hidden.dtype)
             grad_hidden[rows] = low @ weight
             grad_weight += low.T @ hidden[rows]
             if grad_bias is not None:
@@ -125,4 +131,4 @@ def _logits(
     if settings.softcap is not None:
         tanh = logits.div_(settings.softcap).tanh_().clone()
         logits.mul_(settings.softcap)
-    return logits.div_(temperature), tanh
+    return (logits if temperature == 1.0 else logits.div_(temperature)), tanh

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from trimtab.errors import DeadlineError, UserError
-from trimtab.roles.coordinator.status import ENDED, StatusBoard
+from trimtab.roles.coordinator.status import ENDED, Phase, StatusBoard
 from trimtab.v1 import job_control_pb2 as job_pb
 
 WATCH_INTERVAL_S = 0.25
@@ -128,5 +128,11 @@ class JobControl:
 
     async def stop(self, request: job_pb.StopRequest) -> job_pb.StopResponse:
         """See JobControlHandler."""
-        self._wishes.stop(request.reason or "asked to stop", max(0.0, request.grace_s))
+        self.request_stop(request.reason or "asked to stop", max(0.0, request.grace_s))
         return job_pb.StopResponse()
+
+    def request_stop(self, reason: str, grace_s: float) -> None:
+        """Note the wish, and show it; also what a signal does."""
+        self._wishes.stop(reason, grace_s)
+        if self._board.phase not in ENDED:
+            self._board.phase = Phase.STOPPING

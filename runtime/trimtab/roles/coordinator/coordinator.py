@@ -12,7 +12,7 @@ can be cured (a lost rollout, a lost actor, a coordinator that died) is dealt wi
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from trimtab.algorithms.grpo import grpo_step, kl_controller
 from trimtab.api import ResolvedJob
 from trimtab.comm.control import ControlServer
 from trimtab.comm.experience import ExperienceHub
+from trimtab.episodes import Episode, Sample
 from trimtab.errors import ExitCode, OutOfMemoryError, TrimtabError, UserError
 from trimtab.observability.health import HealthMonitor
 from trimtab.observability.prometheus import RoleGauges
@@ -137,16 +138,26 @@ class Coordinator:
             try:
                 if not self._actor_ready:
                     await self._guarded(self.wishes.within_grace(self._bring_up_actor()), actor=False)
+                    await self._guarded(self.wishes.within_grace(self._bring_up_others()))
                 if await self._guarded(self._advance()):
                     return Phase.STOPPED if self._stopping else Phase.COMPLETE
             except StopNow:
                 log.warning("the grace to stop is over: step %d is given up", self._state.step + 1)
                 await self._give_up_step()
-                if self._actor_ready:
-                    await self._guarded(self._keeper.save_if_new(self._state))
+                await self._save_before_stopping()
                 return Phase.STOPPED
             except ActorLostError as error:
                 await self._actor_gone(error)
+
+    async def _save_before_stopping(self) -> None:
+        if not self._actor_ready:
+            return
+        try:
+            await self._guarded(self._keeper.save_if_new(self._state))
+        except ActorLostError as error:
+            log.warning(
+                "stopping with the last checkpoint, %s: %s", self.board.checkpoint[0] or "none", error
+            )
 
     async def _advance(self) -> bool:
         """One round of the loop; True when there is nothing more to do."""
@@ -169,7 +180,7 @@ class Coordinator:
 
     async def _bring_up_actor(self) -> None:
         timeout_s = self.spec.deadlines.registration_seconds
-        self._note("waiting for the actor")
+        self._note_missing("actor")
         await self.members.wait_for_role("actor", self.members.desired.actor_ranks, timeout_s=timeout_s)
         await self.members.wait_until(
             lambda: bool(self.members.actor_ranks()) and self.actor.incarnation > self._dead_incarnation,
@@ -190,20 +201,22 @@ class Coordinator:
                 self.weights.version = int(record.metrics["weights/version"])
         else:
             await self._start_from_checkpoint()
-        minimum = self.members.desired.min_rollouts
-        self._note("waiting for the rollouts")
-        await self.members.wait_for_role("rollout", minimum, timeout_s=timeout_s)
-        await self.members.wait_for_role("reward", self.members.desired.min_rewards, timeout_s=timeout_s)
+
+    async def _bring_up_others(self) -> None:
+        """Wait for the rollouts and rewards that the job needs at least, and publish what the actor holds."""
+        timeout_s = self.spec.deadlines.registration_seconds
+        desired = self.members.desired
+        for role, minimum in (("rollout", desired.min_rollouts), ("reward", desired.min_rewards)):
+            self._note_missing(role)
+            await self.members.wait_for_role(role, minimum, timeout_s=timeout_s)
         if not self._resumed:
             await self._publish()
         self._actor_ready = True
         self._late.set()
 
     async def _start_from_checkpoint(self) -> None:
-        found = self._keeper.find()
-        highest = max(
-            self.weights.version, int((self._record.state if self._record else {}).get("weight_version", 0))
-        )
+        found = await asyncio.to_thread(self._keeper.find)
+        highest = max(self.weights.version, self._record.weight_version if self._record else 0)
         state, path = TrainingState(), ""
         if found is not None:
             state, path = TrainingState.from_json(found.coordinator_state()), str(found.actor_path)
@@ -215,8 +228,8 @@ class Coordinator:
             raise TrimtabError(
                 f"the actor stands at step {applied} after loading {path or 'the model'}, not {state.step}"
             )
-        rolled_back = self._record is not None or highest > 0
-        self.weights.version = max(highest, state.weight_version) + (1 if rolled_back else 0)
+        # A number that no engine has seen: what they serve, even their own copy of the model, is replaced.
+        self.weights.version = max(highest, state.weight_version) + 1
         self._state = replace(self._state, weight_version=self.weights.version)
         self._write_idle()
 
@@ -311,6 +324,7 @@ class Coordinator:
         if self._keeper.last_save_s:
             metrics["timing_s/save_checkpoint"], self._keeper.last_save_s = self._keeper.last_save_s, 0.0
         self._write_samples(step, taken.episodes, taken.samples, kind="train")
+        self._write_samples(step, taken.tally.failed_episodes, taken.samples, kind="train", scored=False)
         self._state = replace(
             self._state,
             num_tokens=self._state.num_tokens + int(num_tokens),
@@ -328,6 +342,7 @@ class Coordinator:
             log.warning("%s", warning)
             self._writer.warn(warning)
             self.board.warnings.append(str(warning))
+        metrics["health/warnings"] = float(len(self.board.warnings))
         self._writer.write(step, metrics)
         self._gauges.set_all(metrics)
         self._state = replace(
@@ -466,6 +481,7 @@ class Coordinator:
             self._health.load(state.health)
         else:
             sampler.load(sampler.initial_state())
+        self._writer.rewind(state.step)
         self.board.step = state.step
 
     def _write_idle(self) -> None:
@@ -503,14 +519,20 @@ class Coordinator:
         }
 
     def _write_samples(
-        self, step: int, episodes: Sequence[Any], samples: dict[str, Any], *, kind: str
+        self,
+        step: int,
+        episodes: Sequence[Episode],
+        samples: Mapping[str, Sample],
+        *,
+        kind: str,
+        scored: bool = True,
     ) -> None:
         for episode in episodes[: self.spec.tracking.samples_per_step]:
             self._writer.sample(
                 step,
                 prompt=samples[episode.group_id].prompt_text,
                 response=self._require(self._prepared).decode(episode.token_ids[episode.loss_mask].tolist()),
-                score=episode.score,
+                score=episode.score if scored else None,
                 finish_reason=episode.finish_reason,
                 rewards={reward.name: reward.value for reward in episode.rewards},
                 kind=kind,
@@ -529,6 +551,10 @@ class Coordinator:
 
     def _note(self, activity: str) -> None:
         self.board.activity = activity
+
+    def _note_missing(self, role: str) -> None:
+        missing = self.members.missing(role)
+        self._note(f"waiting for {', '.join(missing)}" if missing else f"waiting for the {role}")
 
     @staticmethod
     def _require(value: T | None) -> T:

@@ -2,13 +2,16 @@
 
 Runs on the coordinator's asyncio loop. A replica never holds more items than the capacity that it
 registered with, and the least loaded one is served first, so a slow replica simply gets less.
-An item whose replica is lost goes back to the front of the queue and to another replica; an item that
+An item whose replica is lost goes back to the front of the queue and to another replica, however often
+(how often a replica may be lost is the restart budget's concern); one that replicas answer with an error
+fails after MAX_TRIES. An item that
 stays out past its deadline condemns its replica (`on_overdue`), not itself. Every submission has a
 wire id of its own, so that a late answer to an earlier submission is never taken for this one.
 """
 
 import asyncio
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,8 +24,10 @@ from trimtab.comm.experience import ExperienceHub, Message
 from trimtab.errors import TrimtabError, UserError, WorkerLostError
 from trimtab.roles.coordinator.membership import Member, Members
 
+log = logging.getLogger(__name__)
+
 MAX_TRIES = 3
-SEND_TIMEOUT_S = 30.0
+SEND_TIMEOUT_S = 5.0
 
 
 @dataclass
@@ -48,7 +53,7 @@ class _Item:
     message: Message
     timeout_s: float
     future: "asyncio.Future[Answer]"
-    tries: int = 0
+    num_failures: int = 0
     worker: str = ""
     sent_at: float = 0.0
 
@@ -169,25 +174,28 @@ class WorkPool:
             item = self._queue.popleft()
             if item.future.done():
                 continue
-            item.tries += 1
             item.worker = str(load.member.key)
             item.sent_at = time.monotonic()
             load.out[item.wire_id] = item
             try:
                 await self._hub.send(item.worker, item.message, timeout_s=SEND_TIMEOUT_S)
             except TrimtabError as error:
-                load.out.pop(item.wire_id, None)
-                self._again(item, str(error))
-                await asyncio.sleep(0.05)  # its stream is about to be declared lost; do not spin on it
+                log.warning("%s", error)
+                # Where the replica was lost meanwhile, `_left` has queued the item already.
+                if load.out.pop(item.wire_id, None) is not None:
+                    self._again(item)
 
-    def _again(self, item: _Item, error: str) -> None:
+    def _again(self, item: _Item, error: str | None = None) -> None:
+        """Queue it once more; `error` is a replica's own word that it could not."""
         if item.future.done():
             return
-        if item.tries >= MAX_TRIES:
+        item.num_failures += error is not None
+        if item.num_failures >= MAX_TRIES:
             name = item.wire_id.split("#")[0]
             item.future.set_exception(
                 WorkerLostError(
-                    f"{self.role}: item {name} failed {item.tries} times, last on {item.worker}: {error}"
+                    f"{self.role}: item {name} failed {item.num_failures} times, "
+                    f"last on {item.worker}: {error}"
                 )
             )
             return
@@ -225,5 +233,9 @@ class WorkPool:
         if member.key.role != self.role:
             return
         load = self._loads.pop(str(member.key), None)
-        for item in reversed(list(load.out.values()) if load else []):
-            self._again(item, f"{member.key} was lost: {reason}")
+        if load is None:
+            return
+        items = list(load.out.values())
+        load.out.clear()
+        for item in reversed(items):
+            self._again(item)

@@ -45,6 +45,11 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)
     version: int = VERSION
 
+    @property
+    def weight_version(self) -> int:
+        """The highest that an engine may have been sent."""
+        return max(int(self.state.get("weight_version", 0)), int(self.metrics.get("weights/version", 0)))
+
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that a reader, or the next start, sees the old or the new one, never a part."""

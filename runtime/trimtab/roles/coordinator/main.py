@@ -7,6 +7,7 @@ exit 0   complete, or stopped with a checkpoint
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_TIMEOUT = 6
 GOODBYE_S = 15.0
+_CURABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors of the operating system that a user can do something about."""
 
 
 def run(env: WorkerEnvironment, job: ResolvedJob) -> int:
@@ -45,7 +48,8 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
     members = Members(desired_members(job))
     board = StatusBoard(job, members, total_steps=job.job.spec.training.steps or 0)
     wishes = Wishes()
-    _take_signals(wishes, grace_s=job.job.spec.deadlines.stop_grace_seconds)
+    control = JobControl(board, wishes, max_response_tokens=job.job.spec.training.max_response_tokens)
+    _take_signals(control, grace_s=job.job.spec.deadlines.stop_grace_seconds)
     hub = ExperienceHub()
     endpoint = _bind_again(hub, env, run_dir / "journal")
     heartbeat_s = job.job.spec.deadlines.heartbeat_seconds
@@ -60,7 +64,7 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
         on_join=members.joined,
         on_leave=members.left,
         on_failed=members.failed,
-        job_control=JobControl(board, wishes, max_response_tokens=job.job.spec.training.max_response_tokens),
+        job_control=control,
     )
     coordinator = Coordinator(
         job, instance=instance, members=members, board=board, wishes=wishes, server=server, hub=hub
@@ -83,6 +87,14 @@ async def _to_the_end(
         phase = await coordinator.run()
     except TrimtabError as failure:
         phase, error = Phase.FAILED, failure
+    except OSError as failure:
+        if failure.errno not in _CURABLE:
+            raise
+        where = failure.filename or run_dir
+        phase, error = (
+            Phase.FAILED,
+            UserError(f"cannot write {where}: {failure.strerror}; free space or choose another --run-dir"),
+        )
     await _end(board, phase, error, run_dir=run_dir, wall_s=time.monotonic() - started)
     here = await server.shutdown_all(f"the job is {phase.lower()}", ExitCode.OK, timeout_s=GOODBYE_S)
     if here:
@@ -108,15 +120,18 @@ async def _end(
         "model": str(run_dir / "model") if (run_dir / "model" / "config.json").exists() else "",
         "warnings": board.warnings,
     }
-    write_atomically(run_dir / "summary.json", json.dumps(summary, indent=2).encode())
     try:
+        write_atomically(run_dir / "summary.json", json.dumps(summary, indent=2).encode())
         await asyncio.to_thread(write_report, run_dir)
     except OSError as failure:
-        log.warning("no report was written (%s); `trimtab report %s` makes it", failure, run_dir)
+        log.warning("the end of the run is not fully written (%s); `trimtab report` makes it", failure)
     board.phase = phase
     board.end_reason, board.end_message = _reason(phase, error), str(error) if error else ""
     board.activity = board.end_message or phase.value.lower()
-    board.save(run_dir / "status.json")
+    try:
+        board.save(run_dir / "status.json")
+    except OSError as failure:
+        log.warning("status.json is not up to date: %s", failure)
     if error is not None:
         log.error("the job failed: %s", error)
 
@@ -156,17 +171,19 @@ def _bind_again(hub: ExperienceHub, env: WorkerEnvironment, directory: Path) -> 
     return endpoint
 
 
-def _take_signals(wishes: Wishes, *, grace_s: float) -> None:
+def _take_signals(control: JobControl, *, grace_s: float) -> None:
     """The first signal stops with a checkpoint, the second at once."""
+    received: list[int] = []
 
     def stop(number: int) -> None:
-        if wishes.stop_reason is not None:
+        if received:
             log.warning("second %s: ending at once", signal.Signals(number).name)
             os._exit(128 + number)
         log.warning(
             "%s: finishing the step and saving (%.0f s at most)", signal.Signals(number).name, grace_s
         )
-        wishes.stop(signal.Signals(number).name, grace_s)
+        received.append(number)
+        control.request_stop(signal.Signals(number).name, grace_s)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -5,6 +5,7 @@ found here is found here.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def prepare(job: ResolvedJob) -> Prepared:
         total_steps = training.steps
     else:
         assert training.epochs is not None
-        total_steps = max(1, training.epochs * len(train) // training.prompts_per_step)
+        total_steps = math.ceil(training.epochs * len(train) / training.prompts_per_step)
     log.info("%d training prompts (%d too long), %d steps", len(train), train.num_filtered, total_steps)
-    sampler = LeasedSampler(len(train), seed=spec.seed, shuffle=spec.data.shuffle)
+    sampler = LeasedSampler(len(train), seed=spec.seed, shuffle=spec.data.shuffle, epochs=training.epochs)
     return Prepared(decode, train, validation, sampler, total_steps)

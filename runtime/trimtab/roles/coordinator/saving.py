@@ -41,7 +41,8 @@ class CheckpointKeeper:
     def due(self, step: int) -> bool:
         """Whether the spec or somebody wants the state of this step saved."""
         every = self._spec.every_steps
-        return bool(self._wishes.checkpoints) or (every is not None and step % every == 0)
+        wanted = bool(self._wishes.checkpoints) or (every is not None and step % every == 0)
+        return step > 0 and wanted
 
     def find(self) -> checkpoint.Checkpoint | None:
         """The newest whole checkpoint that `spec.checkpoint.resume` allows; refused ones are named.
@@ -64,10 +65,15 @@ class CheckpointKeeper:
         return found
 
     async def save_if_new(self, state: TrainingState) -> None:
-        """Save unless this step's state is saved, and answer who asked for a checkpoint."""
+        """Save unless this step's state is saved, and answer who asked for a checkpoint.
+
+        Before the first step there is nothing to save: who asked waits for its end.
+        """
+        if state.step == 0:
+            return
         asked, self._wishes.checkpoints = self._wishes.checkpoints, []
         try:
-            if state.step not in (0, self._saved_step):
+            if state.step != self._saved_step:
                 await self._save(state)
         except TrimtabError as error:
             for future in asked:
@@ -81,7 +87,7 @@ class CheckpointKeeper:
     async def _save(self, state: TrainingState) -> None:
         self._board.activity = "saving a checkpoint"
         started = time.monotonic()
-        path = checkpoint.begin(self.uri, state.step)
+        path = await asyncio.to_thread(checkpoint.begin, self.uri, state.step)
         try:
             async with self._actor.lock:
                 await self._actor.save(str(path / "actor"), step=state.step)
@@ -96,7 +102,13 @@ class CheckpointKeeper:
             attempt=self._job.attempt,
             coordinator_state=state.to_json(),
         )
-        checkpoint.prune(self.uri, self._spec.keep, identity=self._job.training_identity, committed=path)
+        await asyncio.to_thread(
+            checkpoint.prune,
+            self.uri,
+            self._spec.keep,
+            identity=self._job.training_identity,
+            committed=path,
+        )
         self.last_save_s = time.monotonic() - started
         self._note(str(path), state.step)
         log.info("checkpoint of step %d in %.1f s: %s", state.step, self.last_save_s, path)

@@ -24,12 +24,14 @@ class FailureTally:
     failed: int = 0
     by_kind: dict[str, int] = field(default_factory=dict)
     first_errors: list[str] = field(default_factory=list)
+    failed_episodes: list[Episode] = field(default_factory=list)
 
-    def add(self, errors: Sequence[str], kinds: Sequence[str]) -> None:
+    def add(self, episode: Episode, errors: Sequence[str], kinds: Sequence[str]) -> None:
         """Count one episode; `errors` is empty where it was scored."""
         self.total += 1
         if errors:
             self.failed += 1
+            self.failed_episodes.append(episode)
             for kind in kinds:
                 self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
             if len(self.first_errors) < 3:
@@ -69,10 +71,10 @@ class Scorer:
         try:
             answer = await self._pool.submit("score", meta, {}, timeout_s=self._timeout_s)
         except WorkerLostError as error:
-            tally.add([str(error)], ["died"])
+            tally.add(episode, [str(error)], ["died"])
             return None
         errors = answer.message.meta["errors"]
-        tally.add([f"{e['name']}: {e['error']}" for e in errors], [str(e["kind"]) for e in errors])
+        tally.add(episode, [f"{e['name']}: {e['error']}" for e in errors], [str(e["kind"]) for e in errors])
         if errors:
             return None
         rewards = tuple(

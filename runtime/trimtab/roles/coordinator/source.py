@@ -79,7 +79,7 @@ class Generator:
             done += 1
             self.progress(done, total)
             if episode.num_response_tokens == 0:
-                taken.tally.add([f"{episode.episode_id}: empty response"], ["empty"])
+                taken.tally.add(episode, [f"{episode.episode_id}: empty response"], ["empty"])
                 return None
             return await self._scorer.score(sample, episode, which=which, tally=taken.tally)
 

@@ -40,6 +40,7 @@ def episode_metrics(taken: Taken, *, max_prompt_tokens: int, weight_version: int
         "prompt_length/clip_ratio": float(np.mean([p >= max_prompt_tokens for p in prompts])),
         **reward_means(episodes, "reward"),
         "reward/failed": float(taken.tally.failed),
+        **{f"reward/failed/{kind}": float(count) for kind, count in taken.tally.by_kind.items()},
         "reward/failed_share": taken.tally.failed / max(1, taken.tally.total),
         "reward/dropped_groups": float(len(taken.samples) - len(groups)),
         "training/num_responses": float(len(episodes)),

@@ -55,6 +55,7 @@ class WeightSync:
         self._instance = instance
         self._condemn = condemn
         self._group: _Group | None = None
+        self._failures: dict[WorkerKey, CommandError] = {}
         self._numbers = 0
         self.version = 0
         """Of the weights that the actor holds now."""
@@ -90,6 +91,8 @@ class WeightSync:
                 log.warning(
                     "weights version %d, try %d of %d: %s", self.version, attempt, MAX_ATTEMPTS, error
                 )
+                if attempt > 1:
+                    self._condemn_failing(receivers)
                 await self._abandon()
                 continue
             elapsed = time.monotonic() - started
@@ -125,7 +128,8 @@ class WeightSync:
         widths = [max(1, m.register.world_size) for m in receivers]
         world_size = 1 + sum(widths)
         commands, position = [], 0
-        backend = "nccl" if self._job.job.spec.roles.actor.gpus_per_node > 0 else "gloo"
+        roles = self._job.job.spec.roles
+        backend = "nccl" if min(roles.actor.gpus_per_node, roles.rollout.gpus_per_node) > 0 else "gloo"
         for width in [1, *widths]:
             body = pb.JoinWeightGroup(
                 group=group.name,
@@ -151,12 +155,24 @@ class WeightSync:
             self._server.call(m.key, c, timeout_s=timeout_s) for m, c in zip(members, commands, strict=True)
         ]
         outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        self._failures = {
+            member.key: outcome
+            for member, outcome in zip(members, outcomes, strict=True)
+            if isinstance(outcome, CommandError) and outcome.kind not in ("timeout", "lost")
+        }
         for member, outcome in zip(members, outcomes, strict=True):
             # Only one that did not answer at all is to blame: the others report the group's failure.
             if isinstance(outcome, DeadlineError) and member.key.role == "rollout":
                 self._condemn(member, str(outcome))
         raise_worst(outcomes)
         return outcomes
+
+    def _condemn_failing(self, receivers: Sequence[Member]) -> None:
+        """Have those started again that answered with a failure of their own, not with the group's."""
+        for member in receivers:
+            failure = self._failures.get(member.key)
+            if failure is not None:
+                self._condemn(member, str(failure))
 
     async def _abandon(self) -> None:
         if self._group is None:

@@ -115,6 +115,21 @@ def test_lost_replicas_items_go_to_another_and_its_late_answer_is_dropped():
     play(script)
 
 
+def test_item_survives_more_lost_replicas_than_it_may_fail():
+    async def script(scene: Scene) -> None:
+        future = scene.submit("e0")
+        for incarnation in range(dispatch.MAX_TRIES + 2):
+            key = scene.join(0, capacity=4, incarnation=incarnation)
+            await scene.settle()
+            scene.members.left(key, "killed")
+        scene.join(0, capacity=4, incarnation=99)
+        await scene.settle()
+        scene.answer(-1)
+        assert future.done()
+
+    play(script)
+
+
 def test_item_that_fails_everywhere_names_its_last_replica():
     async def script(scene: Scene) -> None:
         scene.join(0, capacity=4)
