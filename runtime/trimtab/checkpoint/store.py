@@ -78,6 +78,20 @@ def fence(uri: str, attempt: int) -> None:
         write_atomically(root / _FENCE, json.dumps({"attempt": attempt}))
 
 
+def last_attempt(uri: str) -> int:
+    """The highest attempt that has claimed the directory or committed to it; 0 where none has."""
+    root = directory_of(uri)
+    fence_path = root / _FENCE
+    with storage_errors(root):
+        newest = int(json.loads(fence_path.read_text())["attempt"]) if fence_path.exists() else 0
+    for path in list_checkpoints(str(root)):
+        try:
+            newest = max(newest, Manifest.read(path).attempt)
+        except InvalidCheckpointError:
+            continue  # `latest_valid` is who reports it
+    return newest
+
+
 def begin(uri: str, step: int) -> Path:
     """A clean directory for this step; what an interrupted or undone save left there is removed."""
     path = directory_of(uri) / f"step-{step:08d}"
@@ -185,13 +199,7 @@ def _remove(path: Path) -> None:
 
 
 def _refuse_older(root: Path, attempt: int) -> None:
-    fence_path = root / _FENCE
-    newest = json.loads(fence_path.read_text())["attempt"] if fence_path.exists() else 0
-    for path in list_checkpoints(str(root)):
-        try:
-            newest = max(newest, Manifest.read(path).attempt)
-        except InvalidCheckpointError:
-            continue  # `latest_valid` is who reports it
+    newest = last_attempt(str(root))
     if attempt < newest:
         raise StaleAttemptError(
             f"checkpoint.uri: {root} belongs to attempt {newest} of this job; "
