@@ -84,9 +84,10 @@ def members(store):
         member.close()
 
 
-def _join(store, name, members, timeout_s=60.0):
+def _join(store, name, members, timeout_s=60.0, device="cpu"):
+    told = {"group": name, "world_size": len(members) + 1, "timeout_s": timeout_s, "device": device}
     for rank, member in enumerate(members, start=1):
-        member.tell("join", group=name, rank=rank, world_size=len(members) + 1, timeout_s=timeout_s)
+        member.tell("join", rank=rank, **told)
     group = WeightGroup.join(
         name,
         backend="gloo",
@@ -95,6 +96,7 @@ def _join(store, name, members, timeout_s=60.0):
         rank=0,
         world_size=len(members) + 1,
         timeout_s=timeout_s,
+        device=device,
     )
     for member in members:
         assert member.answer()["error"] is None
@@ -118,6 +120,18 @@ def test_publication_reaches_every_receiver_twice_over_one_group(store, members)
             assert member.answer()["got"] == {
                 name: pytest.approx(version + i) for i, (name, _) in enumerate(_SHAPES)
             }
+    group.abort()
+
+
+def test_publication_over_gloo_goes_through_the_cpu_wherever_the_members_weights_are(store, members):
+    (receiver,) = members(1)
+    group = _join(store, "a", [receiver], device="cuda")
+    assert group.device.type == "cpu"
+    receiver.receive(1)
+    _send(group, 1)
+    answer = receiver.answer()
+    assert answer["error"] is None
+    assert answer["got"]["head"] == pytest.approx(4.0)
     group.abort()
 
 

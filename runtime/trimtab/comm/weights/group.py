@@ -77,6 +77,8 @@ class WeightGroup:
         """Meet the other members; blocks until all are there or the deadline has passed.
 
         Every member calls this with the same group, backend, store and world size, in any order.
+        `device` is where this member's weights are. Over gloo the group's buffers are on the CPU all
+        the same: they are cast and copied on their way in and out.
         Past the deadline it raises DeadlineError naming the ranks that never came.
         """
         deadline = time.monotonic() + timeout_s
@@ -110,7 +112,7 @@ class WeightGroup:
             world_size=world_size,
             store=store,
             backend=made,
-            device=torch.device(device),
+            device=torch.device("cpu" if backend == "gloo" else device),
         )
 
     @property
