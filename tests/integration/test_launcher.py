@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from trimtab import checkpoint
 from trimtab.api import ResolvedJob, load_job
 from trimtab.cli.main import main
 from trimtab.errors import ExitCode, UserError
@@ -242,6 +243,26 @@ FIRST_STARTS = [
     "reward-0/rank-0#1",
     "rollout-0/rank-0#1",
 ]
+
+
+def test_attempt_is_above_that_of_whoever_used_the_checkpoint_folder_before(fake: Run) -> None:
+    checkpoint.fence(str(fake.run_dir / "checkpoints"), 3)
+    fake.write(steps=1, resume="never")
+    assert fake.run() == 0
+    assert json.loads((fake.run_dir / "attempt.json").read_text()) == {"attempt": 4}
+    assert ResolvedJob.load(fake.run_dir / "resolved.json").attempt == 4
+
+
+def test_gpus_that_are_not_here_are_refused_before_anything_starts(
+    fake: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    job = fake.folder / "job.yaml"
+    job.write_text(job.read_text().replace("actor: {nodes: 2}", "actor: {nodes: 2, gpusPerNode: 1}"))
+    with pytest.raises(UserError, match=r"spec\.roles\.actor\.gpusPerNode 1 in each of 2 pods: 2 GPUs"):
+        fake.run()
+    assert fake.starts() == []
+    assert not (fake.run_dir / "attempt.json").exists()
 
 
 def test_job_runs_to_its_end_and_a_second_run_continues_it(fake: Run) -> None:

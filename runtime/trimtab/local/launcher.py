@@ -26,6 +26,7 @@ from typing import Final, Protocol
 import grpc
 import grpc.aio
 
+from trimtab import checkpoint
 from trimtab.api import ResolvedJob, RLTrainingJob, load_job
 from trimtab.comm.control.constants import CHANNEL_OPTIONS
 from trimtab.errors import ExitCode, UserError
@@ -92,11 +93,12 @@ def run_job(
     job = load_job(job_path)
     with RunDirectory(run_dir or Path("runs") / job.name) as directory:
         job = _settle_resume(job, directory, resume=resume)
-        attempt = directory.last_attempt() + 1
+        attempt = _last_attempt(job, directory) + 1
         resolved = ResolvedJob.resolve(
             job, attempt=attempt, base_dir=job_path.absolute().parent, run_dir=directory.path
         )
-        check_local(resolved)
+        environ = dict(os.environ if environ is None else environ)
+        check_local(resolved, local_gpus(environ))
         directory.raise_attempt(attempt)
         resolved.save(directory.path / RESOLVED_FILE)
         address = f"{HOST}:{free_port()}"
@@ -109,7 +111,7 @@ def run_job(
             address=address,
             view=view,
             agent_command=agent_command,
-            environ=dict(os.environ if environ is None else environ),
+            environ=environ,
         )
         try:
             outcome = asyncio.run(launcher.run())
@@ -120,6 +122,16 @@ def run_job(
             view.log_line(f"error: {outcome.message}")
         view.close(summary_rows(load_run(directory.path)))
         return outcome.code
+
+
+def _last_attempt(job: RLTrainingJob, directory: RunDirectory) -> int:
+    """The highest attempt so far, of this run directory and of whoever used the checkpoint folder.
+
+    Another run directory may share the folder; a number that was given twice would pass a checkpoint of
+    the other run off as one of this start.
+    """
+    folder = directory.path / (job.spec.checkpoint.uri or "checkpoints")
+    return max(directory.last_attempt(), checkpoint.last_attempt(str(folder)))
 
 
 def _settle_resume(job: RLTrainingJob, directory: RunDirectory, *, resume: bool) -> RLTrainingJob:
@@ -147,8 +159,8 @@ def _settle_resume(job: RLTrainingJob, directory: RunDirectory, *, resume: bool)
             "data, algorithm, precision or seed differ; choose another --run-dir"
         )
     if policy == "never":
-        checkpoint = job.spec.checkpoint.model_copy(update={"resume": "auto"})
-        return job.model_copy(update={"spec": job.spec.model_copy(update={"checkpoint": checkpoint})})
+        resuming = job.spec.checkpoint.model_copy(update={"resume": "auto"})
+        return job.model_copy(update={"spec": job.spec.model_copy(update={"checkpoint": resuming})})
     return job
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from trimtab.api import ResolvedJob
@@ -37,9 +38,9 @@ def local_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def replicas_of(job: ResolvedJob, gpus: Sequence[str]) -> list[Replica]:
-    """Every replica of the job, the coordinator first.
+    """Every replica of the job, the coordinator first; the GPUs are dealt out in order, each once.
 
-    GPUs are dealt out in order and start over when they run out: roles that alternate can share one.
+    `check_local` comes first: there are enough.
     """
     roles = job.job.spec.roles
     sizes = [(COORDINATOR, 0, 1, 0), (ACTOR, 0, roles.actor.nodes, roles.actor.gpus_per_node)]
@@ -48,19 +49,15 @@ def replicas_of(job: ResolvedJob, gpus: Sequence[str]) -> list[Replica]:
         for index in range(roles.rollout.replicas)
     ]
     sizes += [(REWARD, index, 1, roles.reward.gpus_per_node) for index in range(roles.reward.replicas)]
-    replicas, dealt = [], 0
+    replicas, left = [], iter(gpus)
     for role, index, nodes, per_node in sizes:
-        given = []
-        for _ in range(nodes):
-            count = min(per_node, len(gpus))
-            given.append(tuple(gpus[(dealt + offset) % len(gpus)] for offset in range(count)))
-            dealt += count
-        replicas.append(Replica(role, index, nodes, tuple(given)))
+        given = tuple(tuple(islice(left, per_node)) for _ in range(nodes))
+        replicas.append(Replica(role, index, nodes, given))
     return replicas
 
 
-def check_local(job: ResolvedJob) -> None:
-    """UserError where the job asks for what only a cluster has."""
+def check_local(job: ResolvedJob, gpus: Sequence[str]) -> None:
+    """UserError where the job asks for what only a cluster has, or for more GPUs than these."""
     spec = job.job.spec
     if spec.suspend:
         raise UserError("spec.suspend is true: set it to false to run the job")
@@ -77,6 +74,29 @@ def check_local(job: ResolvedJob) -> None:
                     f"spec.roles.{role}.env[{variable.name}].valueFrom: this machine has no cluster to take "
                     "it from; give `value`"
                 )
+    _check_gpus(job, len(gpus))
+
+
+def _check_gpus(job: ResolvedJob, available: int) -> None:
+    """Every role has GPUs of its own: sharing one would need colocation."""
+    roles = job.job.spec.roles
+    counts = {
+        "actor": (roles.actor.gpus_per_node, roles.actor.nodes),
+        "rollout": (roles.rollout.gpus_per_node, roles.rollout.nodes * roles.rollout.replicas),
+        "reward": (roles.reward.gpus_per_node, roles.reward.replicas),
+    }
+    asking = {role: (each, pods) for role, (each, pods) in counts.items() if each}
+    wanted = sum(each * pods for each, pods in asking.values())
+    if wanted <= available:
+        return
+    terms = " + ".join(
+        f"spec.roles.{role}.gpusPerNode {each}" + (f" in each of {pods} pods" if pods > 1 else "")
+        for role, (each, pods) in asking.items()
+    )
+    raise UserError(
+        f"{terms}: {wanted} GPUs in all, and this machine offers {available}, each to one role; lower a "
+        "number (0: that role runs on the CPU), or run where more are in CUDA_VISIBLE_DEVICES"
+    )
 
 
 def pod_environ(

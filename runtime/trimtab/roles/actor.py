@@ -24,7 +24,7 @@ from trimtab.comm.control import WorkerSession
 from trimtab.comm.experience import ExperienceLink
 from trimtab.engines.training import TrainingSettings
 from trimtab.engines.training.loading import read_config
-from trimtab.errors import TrimtabError
+from trimtab.errors import TrimtabError, UserError
 from trimtab.observability.prometheus import RoleGauges, start_metrics_server
 from trimtab.roles.actor_commands import ActorCommands
 from trimtab.roles.environment import WorkerEnvironment
@@ -36,10 +36,11 @@ logger = logging.getLogger(__name__)
 
 def run(env: WorkerEnvironment, job: ResolvedJob) -> int:
     """Train until the coordinator says to leave; returns the exit code it asked for."""
-    device = choose_device(env, job)
     settings = TrainingSettings.from_job(job)
+    device = torch.device("cpu")
     problem: TrimtabError | None = None
     try:
+        device = choose_device(env, job)
         read_config(settings.model)  # before anything waits for anybody
     except TrimtabError as error:
         problem = error
@@ -88,14 +89,14 @@ def run(env: WorkerEnvironment, job: ResolvedJob) -> int:
 
 
 def choose_device(env: WorkerEnvironment, job: ResolvedJob) -> torch.device:
-    """The GPU of this rank, or the CPU where the job gives the actor none."""
+    """The GPU of this rank, or the CPU where the job gives the actor none; UserError where it is missing."""
     if job.job.spec.roles.actor.gpus_per_node == 0:
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
     if env.local_rank >= num_gpus:
-        raise TrimtabError(
-            f"roles.actor.gpusPerNode: {job.job.spec.roles.actor.gpus_per_node} GPUs per pod are asked for, "
-            f"this machine shows {num_gpus}; lower the number (0 trains on the CPU), or run where they are"
+        raise UserError(
+            f"spec.roles.actor.gpusPerNode: {job.job.spec.roles.actor.gpus_per_node} GPUs per pod are asked "
+            f"for, this machine shows {num_gpus}; lower the number (0: use the CPU), or run where they are"
         )
     device = torch.device("cuda", env.local_rank)
     torch.cuda.set_device(device)

@@ -42,15 +42,15 @@ def test_replicas_are_the_coordinator_an_actor_and_what_is_asked_for(tmp_path: P
     ]
 
 
-def test_gpus_are_dealt_out_in_order_and_start_over(tmp_path: Path) -> None:
+def test_gpus_are_dealt_out_in_order_each_once(tmp_path: Path) -> None:
     roles = {
         "actor": {"gpusPerNode": 2},
         "rollout": {"replicas": 2, "gpusPerNode": 1, "engine": {"vllm": {"tensorParallelSize": 1}}},
     }
-    given = {r.name: r.gpus for r in replicas_of(resolved(tmp_path, roles=roles), ["0", "1", "2"])}
+    given = {r.name: r.gpus for r in replicas_of(resolved(tmp_path, roles=roles), ["0", "1", "2", "3"])}
     assert given["actor-0"] == (("0", "1"),)
     assert given["rollout-0"] == (("2",),)
-    assert given["rollout-1"] == (("0",),)
+    assert given["rollout-1"] == (("3",),)
     assert given["coordinator-0"] == ((),)
 
 
@@ -64,7 +64,7 @@ def test_pod_environment_has_the_role_s_variables_and_the_user_s_code(tmp_path: 
     job = resolved(
         tmp_path, code={"path": "code"}, roles={"reward": {"env": [{"name": "LIMIT", "value": "3"}]}}
     )
-    check_local(job)
+    check_local(job, [])
     reward = replicas_of(job, [])[-1]
     env, variables = pod_environ(
         job,
@@ -99,4 +99,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("spec", "text"), REFUSED.values(), ids=REFUSED.keys())
 def test_check_local_refuses_what_only_a_cluster_has(tmp_path: Path, spec: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError, match=text):
-        check_local(resolved(tmp_path, **spec))
+        check_local(resolved(tmp_path, **spec), [])
+
+
+GPU_ROLES: dict[str, Any] = {
+    "actor": {"gpusPerNode": 2},
+    "rollout": {"replicas": 2, "gpusPerNode": 1, "engine": {"vllm": {"tensorParallelSize": 1}}},
+}
+
+
+def test_check_local_refuses_more_gpus_than_there_are_and_names_the_fields(tmp_path: Path) -> None:
+    job = resolved(tmp_path, roles=GPU_ROLES)
+    check_local(job, ["0", "1", "2", "3"])
+    with pytest.raises(UserError) as refused:
+        check_local(job, ["0", "1", "2"])
+    text = str(refused.value)
+    assert "spec.roles.actor.gpusPerNode 2 + spec.roles.rollout.gpusPerNode 1 in each of 2 pods" in text
+    assert "4 GPUs in all, and this machine offers 3" in text
