@@ -47,7 +47,7 @@ class KLSpec(Model):
     """Weight of the KL term. 0 leaves it out, and no reference model is loaded. 0.001 as verl has it."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL per token (Schulman 2020). k3 by default: unbiased, never negative, of low
-    variance."""
+    variance. k1 only with `placement: reward`: in the loss its gradient has mean 0."""
     placement: Literal["loss", "reward"] = "loss"
     """Whether the term is added to the loss or taken off the reward. In the loss by default, as in the GRPO
     paper."""

@@ -34,6 +34,12 @@ def _roles_of_algorithm(spec: "JobSpec") -> Iterator[Problem]:
 
 def _kl(spec: "JobSpec") -> Iterator[Problem]:
     kl = None if spec.algorithm.grpo is None else spec.algorithm.grpo.kl
+    if kl is not None and kl.coefficient > 0 and kl.estimator == "k1" and kl.placement == "loss":
+        yield Problem(
+            "spec.algorithm.grpo.kl.estimator",
+            "k1",
+            "in the loss has a gradient of mean 0, which holds nothing back: use k3, or placement: reward",
+        )
     if kl is not None and kl.controller.adaptive is not None and kl.coefficient == 0:
         yield Problem(
             "spec.algorithm.grpo.kl.coefficient",

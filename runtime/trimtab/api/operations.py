@@ -16,8 +16,8 @@ WholeSeconds = Annotated[int, Field(ge=1, le=315_360_000)]
 class WeightSyncSpec(Model):
     """How new weights get from the actor to the rollout engines."""
 
-    bucket_bytes: Annotated[Bytes, Field(ge=1_048_576, le=2**36)] = 256 * 2**20
-    """Bytes sent at once, or a quantity such as 256Mi; two such buffers are held. 256Mi by default."""
+    bucket_bytes: Annotated[Bytes, Field(ge=1_048_576, le=2**36)] = 64 * 2**20
+    """Bytes sent at once, or a quantity such as 64Mi; two such buffers are held. 64Mi by default."""
     timeout_seconds: Seconds = 300.0
     """Seconds that one transfer may take before both sides give up and name who is missing."""
 

@@ -23,6 +23,12 @@ CASES = {
         "spec.algorithm.grpo.kl.coefficient",
         "above 0",
     ),
+    "k1 in the loss pulls nowhere": (
+        {"algorithm": {"grpo": {"kl": {"estimator": "k1", "placement": "loss"}}}},
+        {"algorithm": {"grpo": {"kl": {"estimator": "k1", "placement": "reward"}}}},
+        "spec.algorithm.grpo.kl.estimator",
+        "use k3, or placement: reward",
+    ),
     "mini-batches divide the step": (
         {"training": {"promptsPerStep": 8, "miniBatchPrompts": 3}},
         {"training": {"promptsPerStep": 8, "miniBatchPrompts": 4}},

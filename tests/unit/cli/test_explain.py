@@ -35,7 +35,7 @@ def test_path_may_leave_out_spec():
 
 
 def test_size_default_is_a_quantity():
-    assert "DEFAULT:  256Mi" in text_of("spec.weightSync.bucketBytes")
+    assert "DEFAULT:  64Mi" in text_of("spec.weightSync.bucketBytes")
 
 
 def test_derived_default_says_so():
