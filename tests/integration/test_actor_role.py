@@ -24,7 +24,7 @@ WORKER = "actor-0/rank-0"
 TIMEOUT_S = 200.0
 
 
-def resolved_job(folder: Path, model: str) -> ResolvedJob:
+def resolved_job(folder: Path, model: str, **training: Any) -> ResolvedJob:
     job = parse_job(
         {
             "apiVersion": "trimtab.dev/v1alpha1",
@@ -35,12 +35,12 @@ def resolved_job(folder: Path, model: str) -> ResolvedJob:
                 "data": {"train": {"path": "unused.jsonl"}, "maxPromptTokens": 16},
                 "algorithm": {"grpo": {"groupSize": 4, "kl": {"coefficient": 0.01}}},
                 "training": {
-                    "steps": 4,
                     "promptsPerStep": 2,
                     "maxResponseTokens": 16,
                     "maxTokensPerMicroBatch": 64,
                     "precision": {"compute": "float32"},
                     "optimizer": {"learningRate": 1e-2},
+                    **(training or {"steps": 4}),
                 },
                 "rewards": [{"function": "length"}],
             },
@@ -81,7 +81,7 @@ class Coordinator(PlayedCoordinator):
         command = pb.Command(key=key, timeout_s=TIMEOUT_S, **body)
         return await self.server.call(self.key, command, timeout_s=TIMEOUT_S)
 
-    async def init(self, checkpoint_path: str = "") -> pb.ActorReady:
+    async def init(self, checkpoint_path: str = "", *, total_steps: int = 4) -> pb.ActorReady:
         init = pb.InitActor(
             world_size=1,
             store_host=self.register.host,
@@ -89,6 +89,7 @@ class Coordinator(PlayedCoordinator):
             group_name="actor-1",
             checkpoint_path=checkpoint_path,
             timeout_s=TIMEOUT_S,
+            total_steps=total_steps,
         )
         return (await self.command("init/1", init_actor=init)).actor_ready
 
@@ -101,17 +102,22 @@ class Coordinator(PlayedCoordinator):
         assert (worker, message.kind, message.meta["key"]) == (WORKER, "log_probs", key)
         return message.arrays["log_probs"]
 
-    async def update(self, step: int, reference: np.ndarray) -> dict[str, float]:
+    async def update(
+        self, step: int, reference: np.ndarray, *, epochs: int = 1, advantage: float | None = None
+    ) -> dict[str, float]:
         data = batch()
+        advantages = data.advantages
+        if advantage is not None:
+            advantages = np.where(data.loss_mask, advantage, 0.0).astype(np.float32)
         meta = {
             "key": f"update/{step}",
             "denominators": [{"tokens": float(data.loss_mask.sum()), "sequences": 8.0}],
-            "epochs": 1,
+            "epochs": epochs,
             "temperature": 1.0,
             "kl_coefficient": 0.01,
             "scale_factor": 16.0,
         }
-        arrays = {**data.arrays(), "reference_log_probs": reference}
+        arrays = {**data.arrays(), "reference_log_probs": reference, "advantages": advantages}
         await self.hub.send(WORKER, Message("batch", meta, arrays), timeout_s=TIMEOUT_S)
         return dict((await self.command(f"update/{step}", update=pb.Update(step=step))).metrics)
 
@@ -119,9 +125,9 @@ class Coordinator(PlayedCoordinator):
 Script = Callable[[Coordinator], Awaitable[None]]
 
 
-def play(folder: Path, model: str, script: Script, *, expected: int = ExitCode.OK) -> None:
+def play(folder: Path, model: str, script: Script, *, expected: int = ExitCode.OK, **training: Any) -> None:
     """Start the role, play the script, and end it."""
-    job = resolved_job(folder, model)
+    job = resolved_job(folder, model, **training)
 
     async def main() -> None:
         coordinator = Coordinator(job)
@@ -189,6 +195,46 @@ def test_actor_trains_saves_and_comes_back_at_the_same_weights(tiny_model_dir: P
         tmp_path / "exported" / "model.safetensors"
     ).read_bytes()
     assert (tmp_path / "converted" / "tokenizer.json").exists()
+
+
+def test_actor_schedule_ends_at_the_total_that_the_coordinator_sends(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """A job of epochs has no number of steps of its own; two updates in each of three steps make six."""
+
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.meet()
+        await coordinator.init(total_steps=3)
+        reference = await coordinator.log_probs("reference", "ref/1")
+        rates = [(await coordinator.update(step, reference, epochs=2))["actor/lr"] for step in (1, 2, 3)]
+        # Cosine from 1e-2 to a tenth of it, at optimiser steps 1, 3 and 5 of 6.
+        assert rates == pytest.approx([1e-3 + 4.5e-3 * (1 + np.cos(np.pi * n / 6)) for n in (1, 3, 5)])
+        assert (await coordinator.update(4, reference))["actor/lr"] == pytest.approx(1e-3)
+
+    cosine = {"learningRate": 1e-2, "schedule": {"cosine": {"warmupSteps": 0, "minRatio": 0.1}}}
+    play(tmp_path, str(tiny_model_dir), script, epochs=1, updateEpochs=2, optimizer=cosine)
+
+
+def test_actor_update_with_infinite_gradients_is_skipped_and_counted(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.meet()
+        await coordinator.init()
+        reference = await coordinator.log_probs("reference", "ref/1")
+        await coordinator.update(1, reference)
+        before = await coordinator.log_probs("policy", "old/1")
+        skipped = await coordinator.update(2, reference, advantage=np.inf)
+        assert skipped["actor/skipped_updates"] == 1.0
+        np.testing.assert_array_equal(await coordinator.log_probs("policy", "old/2"), before)
+        # The moments are as before too: training goes on.
+        after = await coordinator.update(3, reference)
+        assert after["actor/skipped_updates"] == 0.0
+        changed = await coordinator.log_probs("policy", "old/3")
+        assert np.isfinite(changed).all()
+        assert (changed != before).any()
+
+    play(tmp_path, str(tiny_model_dir), script)
 
 
 def test_actor_model_that_does_not_exist_says_so_at_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ A command's batch comes on the experience plane under the command's key, before 
 are cached by the session under the same key, so nothing here runs twice.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -104,7 +105,11 @@ class ActorCommands:
         started = time.perf_counter()
         self._form_world(init)
         checkpoint = Path(init.checkpoint_path) if init.checkpoint_path else None
-        self._built = FsdpTrainingEngine(self._settings, device=self._device, checkpoint=checkpoint)
+        settings = dataclasses.replace(
+            self._settings,
+            total_optimizer_steps=init.total_steps * self._job.job.spec.training.updates_per_step,
+        )
+        self._built = FsdpTrainingEngine(settings, device=self._device, checkpoint=checkpoint)
         self._session.update_state(applied_step=self._built.applied_step)
         logger.info(
             "rank %d of %d holds its part of %d parameters after %.1f s",

@@ -106,7 +106,7 @@ class WeightManifest(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorMeta, _Mapping]]] = ..., kind: _Optional[str] = ..., bucket_bytes: _Optional[int] = ...) -> None: ...
 
 class InitActor(_message.Message):
-    __slots__ = ("world_size", "rank", "store_host", "store_port", "group_name", "checkpoint_path", "timeout_s")
+    __slots__ = ("world_size", "rank", "store_host", "store_port", "group_name", "checkpoint_path", "timeout_s", "total_steps")
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class InitActor(_message.Message):
     GROUP_NAME_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_PATH_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
     world_size: int
     rank: int
     store_host: str
@@ -121,7 +122,8 @@ class InitActor(_message.Message):
     group_name: str
     checkpoint_path: str
     timeout_s: float
-    def __init__(self, world_size: _Optional[int] = ..., rank: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., group_name: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    total_steps: int
+    def __init__(self, world_size: _Optional[int] = ..., rank: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., group_name: _Optional[str] = ..., checkpoint_path: _Optional[str] = ..., timeout_s: _Optional[float] = ..., total_steps: _Optional[int] = ...) -> None: ...
 
 class ActorReady(_message.Message):
     __slots__ = ("applied_step", "manifest", "num_parameters")

@@ -108,7 +108,7 @@ class TrainingSettings:
     gradient_checkpointing: bool = False
     shard_size: int | None = None
     total_optimizer_steps: int | None = None
-    """For falling schedules; None: not known, the rate stays after the warm-up."""
+    """Where falling schedules end, which the coordinator knows; None: the rate stays after the warm-up."""
     seed: int = 0
 
     @classmethod
@@ -130,9 +130,6 @@ class TrainingSettings:
             max_tokens_per_micro_batch=training.max_tokens_per_micro_batch,
             gradient_checkpointing=training.gradient_checkpointing,
             shard_size=training.shard_size,
-            total_optimizer_steps=None
-            if training.steps is None
-            else training.steps * training.updates_per_step,
             seed=spec.seed,
         )
 

@@ -59,8 +59,11 @@ class ActorUnit:
         """Of the unit that is here now."""
         return self.ranks[0].key.incarnation
 
-    async def init(self, *, checkpoint_path: str) -> int:
-        """Form the FSDP world and load the model (or a checkpoint). Returns the step that it stands at."""
+    async def init(self, *, checkpoint_path: str, total_steps: int) -> int:
+        """Form the FSDP world and load the model (or a checkpoint). Returns the step that it stands at.
+
+        `total_steps` of training are where a falling learning rate ends.
+        """
         ranks = self.ranks
         first = ranks[0].register
         timeout_s = float(self._job.job.spec.deadlines.registration_seconds)
@@ -74,6 +77,7 @@ class ActorUnit:
                 group_name=f"actor-{self.incarnation}",
                 checkpoint_path=checkpoint_path,
                 timeout_s=timeout_s,
+                total_steps=total_steps,
             )
             commands.append(pb.Command(key=f"init/{self.incarnation}", timeout_s=timeout_s, init_actor=body))
         results = await self.call(commands, timeout_s=timeout_s)

@@ -194,7 +194,7 @@ class Coordinator:
             log.info("taking step %d up again (%s)", int(record.state["step"]) + 1, record.stage)
             self._load(TrainingState.from_json(record.state))
             self._actor_checkpoint = record.actor_checkpoint
-            await self.actor.init(checkpoint_path=record.actor_checkpoint)
+            await self._init_actor(record.actor_checkpoint)
             self._resumed = record.stage != "idle"
             self.weights.version = self._state.weight_version
             if record.stage == "publishing":
@@ -214,6 +214,10 @@ class Coordinator:
         self._actor_ready = True
         self._late.set()
 
+    async def _init_actor(self, checkpoint_path: str) -> int:
+        total_steps = self._require(self._prepared).total_steps
+        return await self.actor.init(checkpoint_path=checkpoint_path, total_steps=total_steps)
+
     async def _start_from_checkpoint(self) -> None:
         found = await asyncio.to_thread(self._keeper.find)
         highest = max(self.weights.version, self._record.weight_version if self._record else 0)
@@ -223,7 +227,7 @@ class Coordinator:
             log.info("resuming from %s (step %d)", found.path, found.step)
         self._load(state)
         self._actor_checkpoint = path
-        applied = await self.actor.init(checkpoint_path=path)
+        applied = await self._init_actor(path)
         if applied != self._state.step:
             raise TrimtabError(
                 f"the actor stands at step {applied} after loading {path or 'the model'}, not {state.step}"
