@@ -5,6 +5,8 @@ import sys
 from trimtab.errors import DeadlineError, ExitCode, TrimtabError
 
 _EXIT_CODES = {"user": ExitCode.USER_ERROR, "oom": ExitCode.OUT_OF_MEMORY}
+_CPU_ALLOCATOR = "DefaultCPUAllocator: "
+"""Begins what torch's allocator for CPUs says, and nothing but a failed allocation makes it speak."""
 
 
 class RefusedError(TrimtabError):
@@ -47,6 +49,14 @@ def error_kind(error: BaseException) -> str:
 
 
 def is_torch_out_of_memory(error: BaseException) -> bool:
-    """Whether torch ran out of device memory; torch is not imported for the question."""
+    """Whether torch ran out of memory; torch is not imported for the question.
+
+    On a CPU torch raises a bare RuntimeError, which only its allocator's name sets apart: the one place
+    where a message decides.
+    """
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+    if torch is None:
+        return False
+    return isinstance(error, torch.OutOfMemoryError) or (
+        type(error) is RuntimeError and _CPU_ALLOCATOR in str(error)
+    )
