@@ -151,7 +151,7 @@ async def test_weights_are_joined_received_and_served_by_command(tmp_path, tiny_
             _command(coordinator, worker, "transfer", transfer_weights=transfer),
         )
         assert transferred.ok
-        assert transferred.metrics["weights/bytes"] == sent
+        assert transferred.metrics["bytes"] == sent
         await _ask(coordinator, "e", max_tokens=4)
         episode = (await _answers(coordinator, 1))["e"]
         assert (episode.arrays["weight_versions"] == 5).all()

@@ -166,7 +166,7 @@ def test_log_probs_after_each_publication_equal_the_trainers(runner, pair):
                 assert _differences(trainer, requests, before).max() < 1e-3
             trainer.step(version)
             sent, metrics = await trainer.publish(engine, version)
-            assert metrics["weights/bytes"] == sent
+            assert metrics["bytes"] == sent
             requests = _requests(
                 f"after-{version}"
             )  # the same prompts: cached keys of old weights would show

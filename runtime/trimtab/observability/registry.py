@@ -105,8 +105,6 @@ SECTIONS: tuple[Section, ...] = (
             Metric("reward/failed_share", "share", "The same as a share of the step's responses."),
             Metric("reward/dropped_groups", "groups", "Groups left out: too few responses with a score."),
             Metric("reward/uniform_groups", "groups", "Groups of one score throughout; they teach nothing."),
-            Metric("reward/scored", "responses", "Responses that a reward process has scored so far."),
-            Metric("reward/worker_restarts", "", "Scoring processes that were killed and started again."),
         ),
     ),
     Section(
@@ -147,9 +145,6 @@ SECTIONS: tuple[Section, ...] = (
         (
             Metric("weights/version", "", "Version that the engines serve after this step."),
             Metric("weights/sync_s", "s", "Time of the publication, pausing and resuming included."),
-            Metric("weights/pause_s", "s", "Time that an engine did not generate for the sync."),
-            Metric("weights/bytes", "bytes", "Bytes that an engine received."),
-            Metric("weights/receive_s", "s", "Time that an engine took to receive and load them."),
             Metric("weights/bytes_per_s", "bytes/s", "Bytes published over the time of the publication."),
         ),
     ),

@@ -249,9 +249,7 @@ class _RolloutServer:
     async def _transfer(self, command: pb.TransferWeights) -> Mapping[str, float]:
         metrics = await self._engine.transfer(command)
         self._session.update_state(weight_version=command.version)
-        logger.info(
-            "serving weights version %d after a pause of %.2f s", command.version, metrics["weights/pause_s"]
-        )
+        logger.info("serving weights version %d after a pause of %.2f s", command.version, metrics["pause_s"])
         return metrics
 
     async def _watch(self) -> None:

@@ -30,6 +30,40 @@ def test_every_metric_that_the_sources_name_is_in_the_registry() -> None:
     assert unknown == set(), "describe these in trimtab.observability.registry, then `make docs`"
 
 
+def test_every_metric_of_the_registry_is_reported_by_some_source() -> None:
+    """`a/b/mean` counts as reported by "a/b/mean", f"a/{name}/mean", or "a/b" beside f"{prefix}/mean"."""
+    package = Path(trimtab.__file__).parent
+    nodes = [
+        node
+        for path in package.rglob("*.py")
+        if path.parent.name != "observability"  # that is who reads and describes them
+        for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    said = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    families = [pattern_of(node) for node in nodes if isinstance(node, ast.JoinedStr)]
+    silent = []
+    for metric in all_metrics():
+        name = re.sub(r"\{\w+\}", "x", metric.name)
+        prefix, last = metric.name.rsplit("/", 1)
+        prefix = re.sub(r"/\{\w+\}", "", prefix)
+        if not (
+            name in said
+            or any(family.fullmatch(name) for family in families)
+            or (prefix in said and f"/{last}" in said)
+        ):
+            silent.append(metric.name)
+    assert silent == [], "report these, or take them out of trimtab.observability.registry"
+
+
+def pattern_of(text: ast.JoinedStr) -> re.Pattern[str]:
+    """What an f-string that begins with a metric's group can become; of any other, nothing."""
+    parts = [
+        re.escape(part.value) if isinstance(part, ast.Constant) and isinstance(part.value, str) else "[^/]+"
+        for part in text.values
+    ]
+    return re.compile("".join(parts) if parts and parts[0].partition("/")[0] in GROUPS else "(?!)")
+
+
 def test_names_are_unique_in_the_registry_and_in_prometheus() -> None:
     names = [metric.name for metric in all_metrics()]
     assert len(set(names)) == len(names)
@@ -45,6 +79,7 @@ def test_names_are_unique_in_the_registry_and_in_prometheus() -> None:
         ("actor/ppo_kl", "actor/ppo_kl"),
         ("reward/my_rewards:score/mean", "reward/{name}/mean"),
         ("val/reward/exact/mean", "val/reward/{name}/mean"),
+        ("reward/failed/timeout", "reward/failed/{kind}"),
         ("reward/mean", None),
         ("actor/ppo_kl2", None),
     ],

@@ -179,11 +179,7 @@ class WorkerExtension:
         self.finish_weight_update()  # type: ignore[attr-defined]
         received = self.weight_transfer_engine.received
         assert received is not None
-        return asdict(
-            Outcome(
-                metrics={"weights/bytes": float(received.num_bytes), "weights/receive_s": received.seconds}
-            )
-        )
+        return asdict(Outcome(metrics={"bytes": float(received.num_bytes), "receive_s": received.seconds}))
 
     def trimtab_leave(self) -> dict[str, Any]:
         """Abandon the group, if any."""

@@ -172,9 +172,9 @@ class HfEngine:
             self._version = command.version
             self._whole.set()
         return {
-            "weights/bytes": float(received.num_bytes),
-            "weights/receive_s": received.seconds,
-            "weights/pause_s": time.monotonic() - start,
+            "bytes": float(received.num_bytes),
+            "receive_s": received.seconds,
+            "pause_s": time.monotonic() - start,
         }
 
     @torch.inference_mode()

@@ -209,7 +209,7 @@ class VllmEngine:
         await self._engine.update_weight_version(str(command.version))
         self._version = command.version
         await self._engine.resume_generation()
-        return metrics | {"weights/pause_s": time.monotonic() - start}
+        return metrics | {"pause_s": time.monotonic() - start}
 
     async def leave(self, group: str) -> None:
         """Abandon the group."""
