@@ -108,15 +108,16 @@ def test_gradients_any_micro_batch_and_ranks_equal_the_dense_model(model: Path, 
 
 
 def test_resume_any_ranks_continues_as_if_uninterrupted(model: Path, tmp_path: Path) -> None:
-    one = run_ranks(1, model, tmp_path, "save:3", "train:0:5", "resume:1:5")
+    one = run_ranks(1, model, tmp_path, "save:3", "train:0:8", "resume:1:8")
     # The same ranks: bit for bit.
-    whole, resumed = one["train:0:5"], one["resume:1:5"]
+    whole, resumed = one["train:0:8"], one["resume:1:8"]
+    assert len(resumed["metrics"]) == 5
     assert resumed["metrics"] == whole["metrics"][3:]
     assert all(torch.equal(resumed["weights"][n], whole["weights"][n]) for n in whole["weights"])
     # Saved by two, read by two and by one; the losses of both are those of one rank all along.
-    two = run_ranks(2, model, tmp_path, "save:3", "resume:2:5", "resume:1:5")
-    back = run_ranks(1, model, tmp_path, "resume:2:5")
-    for metrics in (two["resume:2:5"], two["resume:1:5"], back["resume:2:5"]):
+    two = run_ranks(2, model, tmp_path, "save:3", "resume:2:8", "resume:1:8")
+    back = run_ranks(1, model, tmp_path, "resume:2:8")
+    for metrics in (two["resume:2:8"], two["resume:1:8"], back["resume:2:8"]):
         for got, want in zip(metrics["metrics"], whole["metrics"][3:], strict=True):
             assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
 

@@ -67,7 +67,7 @@ LOSS = GrpoLoss(GrpoLossConfig(kl_coefficient=0.1, entropy_coefficient=0.01))
 def settings(model: str, **changes: Any) -> TrainingSettings:
     source = ModelSource(path=model)
     optimizer = OptimizerSettings(learning_rate=1e-3, schedule=Schedule("cosine", 2))
-    base = TrainingSettings(source, source, FLOAT32, optimizer, total_optimizer_steps=20)
+    base = TrainingSettings(source, source, FLOAT32, optimizer, total_optimizer_steps=40)
     return dataclasses.replace(base, **changes)
 
 
