@@ -40,7 +40,15 @@ In the run's folder:
 A step appears once in each file: a job that resumes from a checkpoint removes the lines of later steps.
 
 Each process also serves Prometheus gauges at an endpoint of its own, with the labels `role`, `replica` and
-`rank`; `actor/ppo_kl` is `{prometheus_name("actor/ppo_kl")}` there.
+`rank`; `actor/ppo_kl` is `{prometheus_name("actor/ppo_kl")}` there. The ports are free ones. Each process
+logs its own ("metrics at http://..."), and while the job runs `metrics-endpoints.json` in the run's folder
+lists them all, in the form that Prometheus reads by itself:
+
+```yaml
+scrape_configs:
+  - job_name: trimtab
+    file_sd_configs: [{{files: [/path/to/run/metrics-endpoints.json]}}]
+```
 """
 
 

@@ -6,12 +6,15 @@ gauge is safe from any thread. The default registry adds the process's own CPU a
 """
 
 import errno
+import logging
 from collections.abc import Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge, start_http_server
 
 from trimtab.errors import UserError
 from trimtab.observability.registry import lookup, prometheus_name
+
+logger = logging.getLogger(__name__)
 
 LABELS = ("role", "replica", "rank")
 
@@ -53,7 +56,10 @@ def help_text(name: str) -> str:
 def start_metrics_server(
     port: int = 0, *, address: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY
 ) -> int:
-    """Serve the registry at /metrics until the process ends; return the port (0 asks for a free one)."""
+    """Serve the registry at /metrics until the process ends, and log where; return the port.
+
+    Port 0 asks for a free one.
+    """
     try:
         server, _ = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
@@ -62,4 +68,5 @@ def start_metrics_server(
         raise UserError(
             f"metrics port {port}: in use on {address}; choose another, or 0 for a free one"
         ) from error
+    logger.info("metrics at http://%s:%d/metrics", address, server.server_port)
     return server.server_port

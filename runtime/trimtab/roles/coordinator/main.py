@@ -24,10 +24,12 @@ from trimtab.observability.prometheus import start_metrics_server
 from trimtab.observability.report import write_report
 from trimtab.roles.coordinator.control import JobControl, Wishes
 from trimtab.roles.coordinator.coordinator import Coordinator
+from trimtab.roles.coordinator.endpoints import MetricsEndpoints
 from trimtab.roles.coordinator.journal import write_atomically
 from trimtab.roles.coordinator.membership import Members, desired_members
 from trimtab.roles.coordinator.status import Phase, Reason, StatusBoard
 from trimtab.roles.environment import WorkerEnvironment
+from trimtab.roles.registration import worker_key
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
     instance = uuid.uuid4().hex[:8]
     members = Members(desired_members(job))
     board = StatusBoard(job, members, total_steps=job.job.spec.training.steps or 0)
+    endpoints = MetricsEndpoints(run_dir)
+    endpoints.follow(members)
     wishes = Wishes()
     control = JobControl(board, wishes, max_response_tokens=job.job.spec.training.max_response_tokens)
     _take_signals(control, grace_s=job.job.spec.deadlines.stop_grace_seconds)
@@ -71,10 +75,11 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
     )
     try:
         await server.start(f"{env.host}:{env.coordinator.rpartition(':')[2]}")
-        start_metrics_server(address=env.host)
+        endpoints.add(worker_key(env), env.host, start_metrics_server(address=env.host))
         return await _to_the_end(coordinator, board, server, run_dir)
     finally:
         await server.close("the coordinator ends")
+        endpoints.close()
         hub.close()
 
 
