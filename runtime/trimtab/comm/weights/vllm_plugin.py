@@ -78,8 +78,8 @@ class _FaultRecorder(logging.Handler):
 
 
 def _kind(error: BaseException) -> str:
-    import torch
+    from trimtab.comm.control import error_kind
 
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if error_kind(error) == "oom":
         return "oom"
     return "value" if isinstance(error, ValueError) else "internal"

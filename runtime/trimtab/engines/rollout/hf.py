@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from trimtab.api.roles import HfSpec
+from trimtab.comm.control import error_kind
 from trimtab.comm.weights import WeightGroup, receive
 from trimtab.engines.rollout.model_files import ModelFacts, check_request
 from trimtab.engines.rollout.protocol import Generation, GenerationRequest
@@ -97,7 +98,9 @@ class HfEngine:
         self._running[request.request_id] = running
         try:
             return await asyncio.get_running_loop().run_in_executor(self._drawing, self._draw, running)
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except (RuntimeError, MemoryError) as error:
+            if error_kind(error) != OutOfMemoryError.kind:
+                raise
             raise OutOfMemoryError(
                 f"out of memory while generating: {error}; lower spec.training.maxResponseTokens"
             ) from error

@@ -48,6 +48,7 @@ def test_process_ends_at_once_when_its_owner_is_gone_already(owner):
     ("error", "kind"),
     [
         pytest.param(torch.OutOfMemoryError("CUDA out of memory"), "oom", id="device memory"),
+        pytest.param(RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom", id="torch on a CPU"),
         pytest.param(MemoryError("no"), "oom", id="host memory"),
         pytest.param(ValueError("no"), "value", id="a value that vLLM refuses"),
         pytest.param(KeyError("no"), "internal", id="another"),

@@ -12,6 +12,7 @@ from trimtab.comm.weights import WeightGroup, WeightSender, build_manifest
 from trimtab.engines.rollout.hf import HfEngine
 from trimtab.engines.rollout.model_files import ModelFacts, read_model_facts
 from trimtab.engines.rollout.protocol import GenerationRequest, InvalidRequestError, Sampling
+from trimtab.errors import OutOfMemoryError
 from trimtab.v1 import control_pb2 as pb
 
 _PROMPT = np.array([5, 60, 61, 62, 63, 6], np.int32)
@@ -71,6 +72,15 @@ async def test_results_do_not_depend_on_order_or_company(engine):
         assert (a.response_ids == b.response_ids).all()
         assert (a.log_probs == b.log_probs).all(), "bitwise"
     assert len({tuple(g.response_ids[:8]) for g in together}) == 5, "each seed draws its own"
+
+
+async def test_memory_that_is_not_there_is_said_with_what_to_lower(engine, monkeypatch):
+    def forward(**arguments):
+        return torch.empty(1 << 60, dtype=torch.uint8)
+
+    monkeypatch.setattr(engine, "_model", forward)
+    with pytest.raises(OutOfMemoryError, match=r"can't allocate memory.*lower spec\.training\.maxResponseT"):
+        await engine.generate(_request())
 
 
 async def test_truncation_is_length_and_greedy_ignores_the_seed(engine):
