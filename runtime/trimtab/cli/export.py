@@ -27,9 +27,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Write the directory and print its path."""
-    from trimtab.engines.training.convert import export_checkpoint, find_checkpoint
+    from trimtab.engines.training.convert import export_checkpoint, find_checkpoint, find_job
 
     found = find_checkpoint(args.checkpoint)
-    export_checkpoint(found, args.output)
+    export_checkpoint(found, args.output, find_job(args.checkpoint))
     print(f"{args.output} (step {found.step} of {found.path})")
     return int(ExitCode.OK)

