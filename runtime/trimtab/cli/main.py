@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "export": "write a checkpoint as a Hugging Face directory",
     "model": "import models into Hugging Face directories",
     "status": "show how far a running job is",
+    "set": "change the sampling of a running job",
     "checkpoint": "ask a running job for a checkpoint now",
     "stop": "stop a running job with a checkpoint",
 }

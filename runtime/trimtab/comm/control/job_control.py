@@ -4,7 +4,7 @@
 coordinator's loop. `JobControlClient` is the blocking client of the CLI, on the caller's thread.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
@@ -124,6 +124,13 @@ class JobControlClient:
         status: jc.JobStatus = self._call(self._stub.GetStatus, jc.GetStatusRequest(), timeout_s)
         return status
 
+    def watch(self) -> Iterator[jc.JobStatus]:
+        """The status now and after every change, until the job ends; no deadline, as a job takes its time."""
+        try:
+            yield from self._stub.Watch(jc.WatchRequest())
+        except grpc.RpcError as error:
+            self._raise(error, "in time")
+
     def checkpoint(self, *, timeout_s: float) -> jc.CheckpointResponse:
         """Save a checkpoint now; returns when it is committed."""
         # The coordinator's own deadline names whom it waited for, so it gets the chance to answer first.
@@ -146,15 +153,19 @@ class JobControlClient:
         try:
             return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            code, details = error.code(), error.details()
-            if code == grpc.StatusCode.UNAVAILABLE:
-                raise UserError(
-                    f"no coordinator answers at {self._address}: the job is not running or not up yet"
-                ) from error
-            if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise DeadlineError(
-                    f"the coordinator at {self._address} did not answer within {timeout_s:g} s ({details})"
-                ) from error
-            if code == grpc.StatusCode.INVALID_ARGUMENT:
-                raise UserError(details) from error
-            raise TrimtabError(f"the coordinator at {self._address}: {code.name}: {details}") from error
+            self._raise(error, f"within {timeout_s:g} s")
+
+    def _raise(self, error: grpc.RpcError, within: str) -> NoReturn:
+        """Tell a failed call as an error of ours."""
+        code, details = error.code(), error.details()
+        if code == grpc.StatusCode.UNAVAILABLE:
+            raise UserError(
+                f"no coordinator answers at {self._address}: the job is not running or not up yet"
+            ) from error
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise DeadlineError(
+                f"the coordinator at {self._address} did not answer {within} ({details})"
+            ) from error
+        if code == grpc.StatusCode.INVALID_ARGUMENT:
+            raise UserError(details) from error
+        raise TrimtabError(f"the coordinator at {self._address}: {code.name}: {details}") from error
