@@ -1,7 +1,7 @@
-"""Whether every reward function of a job can be imported and takes its arguments, before anything starts.
+"""Whether every reward function of a job can be imported and takes its arguments, before the first prompt.
 
-Called by `trimtab validate`, `trimtab run` and the coordinator (blocking; off the event loop). The user's
-code runs in a process of its own, under a deadline.
+Called by `trimtab validate` and the coordinator (blocking; off the event loop). The user's code runs in a
+process of its own, under a deadline.
 """
 
 import os
