@@ -169,11 +169,11 @@ def run_trl(
 
 
 def measure_trl(folder: Path, model: Path, prompts: Path, *, steps: int) -> dict[str, Any]:
-    """Seconds per warm step with the fastest candidate, which three steps of each decide."""
+    """Seconds per warm step with the fastest candidate, which the second step of each decides."""
     python = make_trl_venv()
     tried = []
     for candidate in TRL_CANDIDATES:
-        found = run_trl(python, folder, model, prompts, steps=3, candidate=candidate)
+        found = run_trl(python, folder, model, prompts, steps=2, candidate=candidate)
         tried.append({**candidate, "warm_s": min(found["seconds"][1:])})
         print(json.dumps(tried[-1]), flush=True)
     best = min(tried, key=lambda entry: entry["warm_s"])

@@ -7,28 +7,34 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+def ready(status: Any, role: str) -> tuple[int, int]:
+    """Ready replicas and restarts."""
+    return next((r.ready, r.restarts) for r in status.roles if r.role == role)
+
+
 def steps_of(run: Any) -> list[int]:
     return [line["step"] for line in run.metrics()]
 
 
-def test_rollout_killed_mid_step_is_restarted_and_the_step_completes(jobs):
+def test_rollout_killed_mid_step_is_replaced_and_brought_up_to_date(jobs):
     job = jobs.spec()
     job["spec"]["roles"]["rollout"]["replicas"] = 2
+    job["spec"]["training"]["steps"] = 500
     run = jobs.start(job)
     run.until_generating(2)
     run.kill("rollout", replica=0)
-    run.until(
-        lambda s: (
-            any(r.role == "rollout" and r.ready == 2 and r.restarts == 1 for r in s.roles) or s.step == 6
-        ),
-        what="the killed rollout is back",
-    )
+    run.until(lambda s: ready(s, "rollout") == (2, 1), what="the killed rollout is back")
+    back = run.status().step
+    run.until(lambda s: s.step >= back + 3, what="three more steps")
+    run.interrupt()
     assert run.wait() == 0
-    assert steps_of(run) == [1, 2, 3, 4, 5, 6]
+    assert steps_of(run) == list(range(1, run.summary()["step"] + 1))
     assert sum(line["rollout/retried"] for line in run.metrics()) > 0
     assert all(line["training/num_responses"] == 16 for line in run.metrics())
-    # The new engine was brought up to date: what it generates is what the trainer expects.
+    # The new engine began with the initial model: it generates only once it has the current weights.
     assert all(line["rollout/logprob_diff_mean"] < 1e-3 for line in run.metrics())
+    log = (run.run_dir / "logs" / "rollout-0-0.log").read_text()
+    assert "serving weights version" in log.split("incarnation 2")[1]
 
 
 def test_reward_killed_mid_step_is_restarted_and_no_sample_is_lost(jobs):
@@ -38,6 +44,7 @@ def test_reward_killed_mid_step_is_restarted_and_no_sample_is_lost(jobs):
     assert run.wait() == 0
     assert steps_of(run) == [1, 2, 3, 4, 5, 6]
     assert all(line["training/num_responses"] == 16 for line in run.metrics())
+    assert "incarnation 2" in (run.run_dir / "logs" / "reward-0-0.log").read_text()
 
 
 def test_coordinator_killed_mid_step_loses_nothing(jobs):

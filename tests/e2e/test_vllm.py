@@ -80,12 +80,35 @@ def trained_model_loads_and_has_moved(run: Any, initial: Path) -> None:
 def test_vllm_engine_killed_mid_step_is_replaced_and_brought_up_to_date(jobs):
     job = vllm_job(jobs)
     job["spec"]["roles"]["rollout"]["replicas"] = 2
+    job["spec"]["training"]["steps"] = 1000
     job["spec"].pop("validation")
     run = jobs.start(job)
     run.until_generating(3)
     run.kill("rollout", replica=1)
-    assert run.wait(500) == 0, run.output
+    run.until(
+        lambda s: any(r.role == "rollout" and (r.ready, r.restarts) == (2, 1) for r in s.roles),
+        what="the killed engine is back",
+        timeout_s=300,
+    )
+    back = run.status().step
+    run.until(lambda s: s.step >= back + 3, what="three more steps")
+    run.interrupt()
+    assert run.wait(300) == 0, run.output
     lines = run.metrics()
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert all(line["training/num_responses"] == 16 for line in lines)
     assert max(line["rollout/logprob_diff_mean"] for line in lines) < 1e-4
+    log = (run.run_dir / "logs" / "rollout-1-0.log").read_text()
+    assert "serving weights version" in log.split("incarnation 2")[1]
+
+
+def test_actor_killed_while_the_engine_starts_is_waited_for(jobs):
+    job = vllm_job(jobs)
+    job["spec"].pop("validation")
+    job["spec"]["training"]["steps"] = 2
+    run = jobs.start(job)
+    run.until(lambda s: s.activity.startswith("waiting for rollout"), what="the wait for the engine")
+    run.kill("actor")
+    assert run.wait(300) == 0, run.output
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    assert "incarnation 2" in (run.run_dir / "logs" / "actor-0-0.log").read_text()
