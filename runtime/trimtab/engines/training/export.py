@@ -49,10 +49,11 @@ def manifest(model: nn.Module, dtype: torch.dtype) -> list[TensorInfo]:
 
 def whole_tensors(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Each parameter, gathered over the ranks and cast before it is sent. Every rank must exhaust it."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters():
+        with torch.no_grad():  # not around the yield: it would hold for whoever takes the tensors
             cast = parameter.detach().to(dtype)
-            yield name, cast.full_tensor() if isinstance(cast, DTensor) else cast
+            whole = cast.full_tensor() if isinstance(cast, DTensor) else cast
+        yield name, whole
 
 
 def write_model(model: nn.Module, path: Path, *, dtype: torch.dtype, writes: bool) -> None:
