@@ -34,11 +34,16 @@ def test_job_loads_and_its_expectation_stands_beside_it(path: Path):
 
 
 @pytest.mark.parametrize(
-    ("folder", "num_gpus"),
-    [("gsm8k-qwen", 2), ("llama3-8b-8gpu", 8), ("llama3-70b-multinode", 64)],
+    ("job", "num_gpus"),
+    [
+        ("gsm8k-qwen/job.yaml", 1),
+        ("gsm8k-qwen/job-2gpu.yaml", 2),
+        ("llama3-8b-8gpu/job.yaml", 8),
+        ("llama3-70b-multinode/job.yaml", 64),
+    ],
 )
-def test_gpu_jobs_take_the_gpus_that_their_text_says(folder: str, num_gpus: int):
-    roles = load_job(EXAMPLES / folder / "job.yaml").spec.roles
+def test_gpu_jobs_take_the_gpus_that_their_text_says(job: str, num_gpus: int):
+    roles = load_job(EXAMPLES / job).spec.roles
     rollout = roles.rollout
     used = roles.actor.nodes * roles.actor.gpus_per_node
     used += rollout.replicas * rollout.nodes * rollout.gpus_per_node
