@@ -90,7 +90,7 @@ def _replicas(spec: "JobSpec") -> Iterator[Problem]:
 
 def _engine(spec: "JobSpec") -> Iterator[Problem]:
     rollout, vllm = spec.roles.rollout, spec.roles.rollout.engine.vllm
-    gpus = rollout.nodes * rollout.gpus_per_node
+    gpus = rollout.gpus_per_node
     if vllm is None:
         if rollout.nodes > 1 or rollout.gpus_per_node > 1:
             yield Problem(
@@ -99,12 +99,19 @@ def _engine(spec: "JobSpec") -> Iterator[Problem]:
                 "runs on one node with at most one GPU: use replicas, or vllm",
             )
         return
+    if rollout.nodes > 1:
+        yield Problem(
+            "spec.roles.rollout.nodes",
+            rollout.nodes,
+            f"is {rollout.nodes}: an engine of several pods is not supported yet; use 1, and more replicas",
+        )
+        return
     if gpus and vllm.tensor_parallel_size != gpus:
         yield Problem(
             "spec.roles.rollout.engine.vllm.tensorParallelSize",
             vllm.tensor_parallel_size,
             f"is {vllm.tensor_parallel_size}: an engine uses all GPUs of its replica, which are {gpus}"
-            f" (nodes {rollout.nodes} times gpusPerNode {rollout.gpus_per_node}); replicas adds engines",
+            " (gpusPerNode); replicas adds engines",
         )
     longest = spec.data.max_prompt_tokens + _longest_response(spec)
     if vllm.max_model_tokens is not None and vllm.max_model_tokens < longest:

@@ -85,7 +85,7 @@ class VllmSpec(Model):
     """vLLM, for CPU and GPU."""
 
     tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
-    """GPUs that share one copy of the model; with GPUs it equals `nodes` times `gpusPerNode`."""
+    """GPUs that share one copy of the model; with GPUs it equals `gpusPerNode`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
     """Number format of the engine. bfloat16 by default, as training computes."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
@@ -139,7 +139,7 @@ class RolloutSpec(ModelRoleSpec):
     min_replicas: Replicas = 1
     """Engines without which training waits. 1 by default: it goes on as long as one is there."""
     nodes: Nodes = 1
-    """Pods per engine. 1 by default."""
+    """Pods per engine. 1 by default, and more is not supported yet."""
     gpus_per_node: GpusPerNode = 0
     """GPUs of each pod. 0 by default: the engine runs on the CPU."""
     engine: EngineSpec = Field(default_factory=lambda: EngineSpec(vllm=VllmSpec()))

@@ -67,9 +67,15 @@ CASES = {
     ),
     "an engine uses all GPUs of its replica": (
         {"roles": {"rollout": {"gpusPerNode": 4, "engine": {"vllm": {"tensorParallelSize": 2}}}}},
-        {"roles": {"rollout": {"gpusPerNode": 2, "nodes": 2, "engine": {"vllm": {"tensorParallelSize": 4}}}}},
+        {"roles": {"rollout": {"gpusPerNode": 4, "engine": {"vllm": {"tensorParallelSize": 4}}}}},
         "spec.roles.rollout.engine.vllm.tensorParallelSize",
         "which are 4",
+    ),
+    "a vLLM engine is on one node": (
+        {"roles": {"rollout": {"gpusPerNode": 2, "nodes": 2, "engine": {"vllm": {"tensorParallelSize": 4}}}}},
+        {"roles": {"rollout": {"gpusPerNode": 4, "nodes": 1, "engine": {"vllm": {"tensorParallelSize": 4}}}}},
+        "spec.roles.rollout.nodes",
+        "not supported yet; use 1, and more replicas",
     ),
     "hf takes one GPU": (
         {"roles": {"rollout": {"gpusPerNode": 2, "engine": {"hf": {}}}}},

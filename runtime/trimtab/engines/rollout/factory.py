@@ -9,7 +9,6 @@ from trimtab.engines.rollout.model_files import (
     resolve_model_path,
 )
 from trimtab.engines.rollout.protocol import RolloutEngine
-from trimtab.errors import UserError
 
 
 def make_engine(job: ResolvedJob, *, seed_offset: int = 0, eos_token_id: int | None = None) -> RolloutEngine:
@@ -39,11 +38,6 @@ def make_engine(job: ResolvedJob, *, seed_offset: int = 0, eos_token_id: int | N
         )
     vllm = role.engine.vllm
     assert vllm is not None
-    if role.nodes > 1:
-        raise UserError(
-            f"spec.roles.rollout.nodes: {role.nodes} pods per vLLM engine are not supported yet; use 1, with "
-            "tensorParallelSize equal to gpusPerNode"
-        )
     from trimtab.engines.rollout.vllm import VllmEngine
 
     return VllmEngine(
