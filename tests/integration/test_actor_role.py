@@ -174,11 +174,12 @@ def test_actor_trains_saves_and_comes_back_at_the_same_weights(tiny_model_dir: P
         assert (saved["log_probs"] * better).sum() > (first * better).sum()
         path = checkpoint.begin(uri, 3)
         await coordinator.command("save/3", save_checkpoint=pb.SaveCheckpoint(path=f"{path}/actor", step=3))
-        checkpoint.commit(path, step=3, identity="mine", attempt=1, coordinator_state={})
+        saved["identity"] = identity = coordinator.register.training_identity
+        checkpoint.commit(path, step=3, identity=identity, attempt=1, coordinator_state={})
         await coordinator.command("export/3", export=pb.Export(path=str(tmp_path / "exported")))
 
     play(tmp_path, str(tiny_model_dir), train)
-    found = checkpoint.latest_valid(uri, "mine")[0]
+    found = checkpoint.latest_valid(uri, saved["identity"])[0]
     assert isinstance(found, Checkpoint)
     assert found.manifest.world_size == 1
 
