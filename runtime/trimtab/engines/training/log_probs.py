@@ -58,14 +58,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
         entropy, normalisers = torch.empty_like(log_probs), torch.empty_like(log_probs)
         for rows in _chunks(num_rows, weight.shape[0]):
             logits, _ = _logits(hidden[rows], weight, bias, temperature, settings)
-            # One exponential serves both: entropy = log sum exp(l) - sum exp(l) l / sum exp(l).
+            # One exponential serves both: entropy = log sum exp(l) - sum exp(l) l / sum exp(l), with l below
+            # the row's peak, so that nothing cancels where the distribution is sharp.
             peak = logits.amax(1)
-            weights = (logits - peak[:, None]).exp_()
+            below = logits.sub_(peak[:, None])
+            weights = below.exp()
             total = weights.sum(1)
-            normaliser = peak + total.log()
-            entropy[rows] = normaliser - torch.linalg.vecdot(weights, logits) / total
-            log_probs[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - normaliser
-            normalisers[rows] = normaliser
+            log_total = total.log()
+            entropy[rows] = log_total - torch.linalg.vecdot(weights, below) / total
+            log_probs[rows] = below.gather(1, targets[rows, None]).squeeze(1) - log_total
+            normalisers[rows] = peak + log_total
         ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropy)
         ctx.settings = (temperature, settings)
         ctx.set_materialize_grads(False)
