@@ -92,9 +92,17 @@ def last_attempt(uri: str) -> int:
     return newest
 
 
-def begin(uri: str, step: int) -> Path:
-    """A clean directory for this step; what an interrupted or undone save left there is removed."""
+def begin(uri: str, step: int, *, identity: str) -> Path:
+    """A clean directory for this step; what an interrupted or undone save left there is removed.
+
+    Raises `UserError` rather than remove a checkpoint of another training.
+    """
     path = directory_of(uri) / f"step-{step:08d}"
+    if (path / MANIFEST_NAME).exists() and (found := _identity(path)) not in (None, identity):
+        raise UserError(
+            f"checkpoint.uri: {path} belongs to training {found}, this job is {identity}; "
+            "give this job a checkpoint.uri of its own"
+        )
     with storage_errors(path):
         _remove(path)
         (path / ACTOR_DIRECTORY).mkdir(parents=True)
@@ -179,6 +187,13 @@ def prune(uri: str, keep: int, *, identity: str, committed: Path) -> list[Path]:
     for path in doomed:
         _remove(path)
     return doomed
+
+
+def _identity(path: Path) -> str | None:
+    try:
+        return Manifest.read(path).training_identity
+    except InvalidCheckpointError:
+        return None
 
 
 def _step_directories(root: Path) -> list[Path]:

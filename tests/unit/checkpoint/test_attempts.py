@@ -16,7 +16,7 @@ def test_last_attempt_of_a_folder_that_nobody_has_used_is_0(tmp_path: Path) -> N
 def test_last_attempt_counts_the_fence_and_the_commits(tmp_path: Path) -> None:
     checkpoint.fence(str(tmp_path), 3)
     assert checkpoint.last_attempt(str(tmp_path)) == 3
-    path = checkpoint.begin(str(tmp_path), 10)
+    path = checkpoint.begin(str(tmp_path), 10, identity="mine")
     checkpoint.commit(path, step=10, identity="mine", attempt=5, coordinator_state={})
     assert checkpoint.last_attempt(str(tmp_path)) == 5
     with pytest.raises(StaleAttemptError):

@@ -11,7 +11,7 @@ from trimtab.errors import UserError
 
 
 def save(root: Path, step: int, *, identity: str = "mine", attempt: int = 1) -> Path:
-    path = checkpoint.begin(str(root), step)
+    path = checkpoint.begin(str(root), step, identity=identity)
     (path / "actor" / "shard.distcp").write_bytes(b"x" * 2_000_000)
     (path / "actor" / "actor.json").write_text(json.dumps({"world_size": 2}))
     state = {"step": step}
@@ -30,13 +30,20 @@ def test_latest_valid_newest_committed_is_returned_with_its_state(tmp_path: Path
     assert path.name == "step-00000010"
 
 
+def test_begin_never_removes_a_checkpoint_of_another_training(tmp_path: Path) -> None:
+    path = save(tmp_path, 10, identity="theirs")
+    with pytest.raises(UserError, match=r"belongs to training theirs, this job is mine"):
+        checkpoint.begin(str(tmp_path), 10, identity="mine")
+    assert (path / "manifest.json").exists()
+
+
 def test_latest_valid_without_directory_is_none(tmp_path: Path) -> None:
     assert checkpoint.latest_valid(str(tmp_path / "nowhere"), "mine") == (None, [])
 
 
 def test_latest_valid_save_cut_off_before_the_manifest_takes_the_one_before(tmp_path: Path) -> None:
     save(tmp_path, 5)
-    cut_off = checkpoint.begin(str(tmp_path), 10)
+    cut_off = checkpoint.begin(str(tmp_path), 10, identity="mine")
     found, refused = checkpoint.latest_valid(str(tmp_path), "mine")
     assert found is not None
     assert found.step == 5
@@ -102,7 +109,7 @@ def test_latest_valid_of_another_training_is_refused_by_name(tmp_path: Path) -> 
 
 def test_prune_keeps_the_newest_and_leaves_the_uncommitted(tmp_path: Path) -> None:
     paths = [save(tmp_path, step) for step in (1, 2, 3, 4)]
-    running = checkpoint.begin(str(tmp_path), 5)
+    running = checkpoint.begin(str(tmp_path), 5, identity="mine")
     assert checkpoint.prune(str(tmp_path), 2, identity="mine", committed=paths[3]) == paths[:2]
     assert checkpoint.list_checkpoints(str(tmp_path)) == paths[2:]
     assert running.is_dir()
@@ -156,14 +163,14 @@ def test_prune_none_to_keep_is_refused(tmp_path: Path) -> None:
 
 def test_begin_same_step_again_starts_clean(tmp_path: Path) -> None:
     save(tmp_path, 5)
-    path = checkpoint.begin(str(tmp_path), 5)
+    path = checkpoint.begin(str(tmp_path), 5, identity="mine")
     assert list(path.iterdir()) == [path / "actor"]
     assert not any((path / "actor").iterdir())
 
 
 def test_commit_of_an_older_attempt_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     checkpoint.fence(str(tmp_path), 1)
-    path = checkpoint.begin(str(tmp_path), 5)
+    path = checkpoint.begin(str(tmp_path), 5, identity="mine")
     checkpoint.fence(str(tmp_path), 2)  # the job was started again meanwhile
     with pytest.raises(StaleAttemptError, match="belongs to attempt 2 of this job; attempt 1"):
         checkpoint.commit(path, step=5, identity="mine", attempt=1, coordinator_state={})
@@ -182,7 +189,7 @@ def test_commit_full_disk_says_so_and_leaves_nothing_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 5)
-    path = checkpoint.begin(str(tmp_path), 10)
+    path = checkpoint.begin(str(tmp_path), 10, identity="mine")
 
     def no_space(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

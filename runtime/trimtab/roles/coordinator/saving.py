@@ -87,7 +87,9 @@ class CheckpointKeeper:
     async def _save(self, state: TrainingState) -> None:
         self._board.activity = "saving a checkpoint"
         started = time.monotonic()
-        path = await asyncio.to_thread(checkpoint.begin, self.uri, state.step)
+        path = await asyncio.to_thread(
+            checkpoint.begin, self.uri, state.step, identity=self._job.training_identity
+        )
         try:
             async with self._actor.lock:
                 await self._actor.save(str(path / "actor"), step=state.step)
