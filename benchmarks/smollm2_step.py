@@ -39,6 +39,7 @@ TRL_CANDIDATES = (
     {"micro_batch": 64, "continuous_batching": True},
 )
 TIMEOUT_S = 3600
+MIN_RATIO, MAX_COORDINATION_SHARE = 2.5, 0.03
 
 
 def import_model(folder: Path) -> Path:
@@ -209,12 +210,18 @@ def main() -> int:
     if wrong:
         print(f"responses of {', '.join(wrong)} were not all {RESPONSE_TOKENS} tokens: no comparison")
         return 1
+    met = True
+    if options.side != "trl":
+        phases = results["ours"]["phases_s"]
+        results["coordination_share"] = phases["timing_s/coordination"] / phases["timing_s/step"]
+        met = results["coordination_share"] < MAX_COORDINATION_SHARE
     if options.side == "both":
         results["ratio"] = results["trl"]["median_s"] / results["ours"]["median_s"]
+        met = met and results["ratio"] >= MIN_RATIO
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(results, indent=2))
-    return 0
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
