@@ -14,6 +14,8 @@ import torch
 
 from trimtab.testing.tiny_model import make_tiny_model
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("training_ranks.py")
 TIMEOUT_S = 200.0
 Ranks = Callable[..., dict[str, Any]]
