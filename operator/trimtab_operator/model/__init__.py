@@ -1,0 +1,1 @@
+"""What the reconcile core sees and says: plain frozen data, no client, no clock."""

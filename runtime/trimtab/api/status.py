@@ -1,0 +1,166 @@
+"""`status` of an RLTrainingJob: what the operator writes and everybody reads.
+
+One model for the CRD's status schema and for the operator's own reading. Fields that a newer version
+wrote are ignored. `units` is the operator's ledger: what it must remember to act once and only once.
+"""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from trimtab.api.base import Model
+
+Text = Annotated[str, StringConstraints(max_length=32768)]
+Short = Annotated[str, StringConstraints(max_length=316)]
+Whole = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class StatusModel(Model):
+    """Base of the status: unknown fields are ignored, as a newer operator may have written them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(StatusModel):
+    """One condition, as in every Kubernetes object."""
+
+    type: Short
+    """Type, one of `ConditionType`."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Short
+    """Why, one of `Reason`."""
+    message: Text = ""
+    """Why, in words."""
+    last_transition_time: datetime
+    """When `status` last changed."""
+    observed_generation: Whole = 0
+    """Generation of the spec that this was said of."""
+
+
+class MetricsStatus(StatusModel):
+    """The last step's numbers, finite ones alone."""
+
+    reward: float | None = None
+    """Mean reward of a response."""
+    kl: float | None = None
+    """KL to the reference, nats per token."""
+    entropy: float | None = None
+    """Entropy, nats per token."""
+    response_length: float | None = None
+    """Mean length of a response, in tokens."""
+    tokens_per_second: float | None = None
+    """Tokens of prompts and responses per second of a step."""
+    staleness: float | None = None
+    """Mean age of the tokens' weights, in versions."""
+
+
+class RoleState(StatusModel):
+    """One role's pods."""
+
+    name: Short
+    """The role."""
+    replicas: Whole = 0
+    """Pods that are wanted."""
+    ready: Whole = 0
+    """Workers that are registered, in pods."""
+    restarts: Whole = 0
+    """Restarts so far, of every kind."""
+
+
+class CheckpointState(StatusModel):
+    """The newest checkpoint."""
+
+    step: Whole
+    """Step after which it was written."""
+    path: Text = ""
+    """Where it is."""
+
+
+class UnitState(StatusModel):
+    """What restarts together: the coordinator, the actor (all ranks), a rollout or reward replica."""
+
+    name: Short
+    """`coordinator-0`, `actor-0`, `rollout-3`, `reward-0`."""
+    incarnation: Annotated[int, Field(ge=1, le=2**31)] = 1
+    """Of the pods that should exist; raised, and written, before a replacement is created."""
+    failures: Whole = 0
+    """Failures that counted against the budget since the last progress; sets the pause before the next."""
+    restarts: Whole = 0
+    """Restarts so far, of every kind."""
+    not_before: datetime | None = None
+    """No pod of this incarnation is created before this time."""
+    reason: Text = ""
+    """Why it was last restarted."""
+
+
+class ResolvedState(StatusModel):
+    """Which resolved spec the pods of this attempt run with."""
+
+    name: Short
+    """The immutable ConfigMap."""
+    generation: Whole
+    """Generation of the spec that it was resolved from."""
+    identity: Short = ""
+    """Training identity."""
+
+
+class BudgetState(StatusModel):
+    """Restarts that count, since the last progress."""
+
+    used: Whole = 0
+    """Restarts used up."""
+    at_step: Whole = 0
+    """Step at which the count began; a later step gives the budget back."""
+
+
+class JobStatus(StatusModel):
+    """`status`."""
+
+    observed_generation: Whole = 0
+    """Generation of the spec that this status is about."""
+    phase: Short = ""
+    """For printing: one of `Phase`, derived from the conditions."""
+    message: Text = ""
+    """What the job is doing or why it ended, in one line."""
+    conditions: tuple[Condition, ...] = ()
+    """The contract: one of each type."""
+    attempt: Whole = 0
+    """Fencing number of this start of the job; later is higher, also across jobs of the same name."""
+    starts: Whole = 0
+    """Starts of the job: 1 and one more for each resume or release of all pods."""
+    start_time: datetime | None = None
+    """When this start of the job began (reset by a resume)."""
+    completion_time: datetime | None = None
+    """When it ended."""
+    pending_since: datetime | None = None
+    """Since when pods of this start wait for a node; None: all have one."""
+    release_until: datetime | None = None
+    """After all pods were released: when they are created again."""
+    step: Whole = 0
+    """Steps done."""
+    total_steps: Whole = 0
+    """Steps in all."""
+    epoch: float = 0.0
+    """Passes over the data."""
+    metrics: MetricsStatus | None = None
+    """The last step's numbers."""
+    metrics_time: datetime | None = None
+    """When `metrics` was last written; at most once a minute."""
+    roles: tuple[RoleState, ...] = ()
+    """Pods by role."""
+    checkpoint: CheckpointState | None = None
+    """The newest checkpoint."""
+    rollout_replicas: Whole = 0
+    """Rollout replicas that exist (scale subresource)."""
+    rollout_selector: Short = ""
+    """Label selector of the rollout pods (scale subresource)."""
+    restarts: Whole = 0
+    """Restarts so far, of every kind."""
+    budget: BudgetState = Field(default_factory=BudgetState)
+    """Restarts that count."""
+    units: tuple[UnitState, ...] = ()
+    """The operator's ledger."""
+    resolved: ResolvedState | None = None
+    """The resolved spec of this attempt."""
