@@ -25,6 +25,13 @@ LABEL_NODE: Final = "trimtab.dev/node"
 LABEL_INCARNATION: Final = "trimtab.dev/incarnation"
 LABEL_ATTEMPT: Final = "trimtab.dev/attempt"
 
+COORDINATOR: Final = "coordinator"
+ACTOR: Final = "actor"
+ROLLOUT: Final = "rollout"
+REWARD: Final = "reward"
+ROLES: Final = (COORDINATOR, ACTOR, ROLLOUT, REWARD)
+"""In the order in which pods are made: the coordinator first, which all others dial."""
+
 MAIN_CONTAINER: Final = "trimtab"
 """The container whose end is the pod's end; every other one is a sidecar."""
 

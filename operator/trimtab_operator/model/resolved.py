@@ -58,7 +58,8 @@ class Settings(PlatformModel):
     scheduler_name: str = ""
     proxy: Proxy = Field(default_factory=Proxy)
     ca_bundle_config_map: str = ""
-    """ConfigMap (key ca.crt) in the job's namespace with further certificate authorities; empty: none."""
+    """ConfigMap (key ca.crt) in the job's namespace with the certificate authorities that pods trust in
+    place of the image's (so public ones included, as trust-manager writes them); empty: the image's."""
     run_as_user: Annotated[int, Field(ge=1)] = 65532
     run_as_group: Annotated[int, Field(ge=1)] = 65532
     fs_group: Annotated[int, Field(ge=1)] | None = 65532
@@ -69,6 +70,8 @@ class Settings(PlatformModel):
     network_policy: bool = True
     egress: tuple[dict[str, Any], ...] | None = None
     """Egress rules of the jobs' NetworkPolicy; None: egress is not restricted."""
+    metrics_from: tuple[dict[str, Any], ...] = ()
+    """NetworkPolicy peers (Prometheus) that reach the jobs' pods beside the operator."""
     image_pull_deadline_s: Annotated[int, Field(ge=1)] = 600
     """How long an image may fail to be pulled before the job fails."""
     terminating_deadline_s: Annotated[int, Field(ge=1)] = 120
@@ -84,6 +87,8 @@ class Resolved(PlatformModel):
     schema_version: int = SCHEMA_VERSION
     name: str
     """Of the ConfigMap."""
+    job_uid: str
+    """Of the job that it belongs to: owner of all that is made from it."""
     generation: int
     """Of the spec that was resolved."""
     resolved_job: ResolvedJob
