@@ -8,11 +8,17 @@ that depends on it.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from trimtab.api.status import JobStatus
 from trimtab_operator.model.plan import PodPlan
 from trimtab_operator.model.resolved import Resolved
+
+ACT_WITHIN_S: Final = 15.0
+"""A pod is created within this time after the status was written, or not at all (look again instead).
+
+Every create goes with a change of the status, so no two operators carry out the same one; and a pod that
+this long after is not there was not created, whoever was to create it. Only then is it asked for again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +38,25 @@ class EnsureChildren:
 
     resolved: Resolved
     rollout_replicas: int
+    min_rollout_replicas: int
     reward_replicas: int
+    min_reward_replicas: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class CreatePod:
-    """POST a pod, never server-side apply. A conflict with a pod of the same job uid is success."""
+    """POST a pod, never server-side apply. A conflict with a pod of the same job uid is success.
+
+    Within `ACT_WITHIN_S` of the status write that it follows, or not at all.
+    """
 
     plan: PodPlan
     resolved: Resolved
+    exclusive: bool = False
+    """Whether no other pod of its unit may run beside it (coordinator and actor, where there were earlier
+    ones): list the unit's pods from the API server first, by LABEL_JOB_UID, LABEL_ROLE and LABEL_REPLICA and
+    not from a cache; where one of another incarnation or attempt has not ended, do not create it, and look
+    at the job again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +78,13 @@ class StopTraining:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResizeRollouts:
-    """Tell the coordinator how many rollout replicas the job now has."""
+class Resize:
+    """JobControl.Resize: how many rollout and reward replicas the job now has."""
 
-    replicas: int
-    min_replicas: int
+    rollout_replicas: int
+    min_rollout_replicas: int
+    reward_replicas: int
+    min_reward_replicas: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +103,7 @@ class Event:
     message: str
 
 
-Action = CreateResolved | EnsureChildren | CreatePod | DeletePod | StopTraining | ResizeRollouts | DeleteJob
+Action = CreateResolved | EnsureChildren | CreatePod | DeletePod | StopTraining | Resize | DeleteJob
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,9 +47,12 @@ class Pod:
     """deletionTimestamp (grace included: the time at which it should be gone)."""
     node_name: str = ""
     """Empty: not scheduled yet."""
+    started: datetime | None = None
+    """status.startTime: when the kubelet took it on, before it pulled an image."""
     ready: bool = False
     exit_code: int | None = None
-    """Of the main container, once it has terminated; sidecars do not matter."""
+    """Of the main container, once it has terminated (sidecars do not matter), or of an init container that
+    failed, so that the main one never ran."""
     exit_reason: str = ""
     """The kubelet's word for it (OOMKilled, Error, Completed, ContainerStatusUnknown)."""
     exit_message: str = ""
@@ -83,6 +86,8 @@ class Progress:
     attempt: int
     phase: str
     """The coordinator's phase: Starting, Running, Recovering, Stopping, Stopped, Complete, Failed."""
+    incarnation: int | None = None
+    """Of the coordinator's pod that said it (its label); None: not known."""
     activity: str = ""
     step: int = 0
     total_steps: int = 0
@@ -95,6 +100,8 @@ class Progress:
     """Registered workers by role."""
     desired: Mapping[str, int] = field(default_factory=dict)
     """Workers by role that the coordinator waits for."""
+    minimum: Mapping[str, int] = field(default_factory=dict)
+    """Workers by role without which it takes no step; a role that is not named is not known."""
     missing: str = ""
     """Who is missing, in words."""
     checkpoint_step: int = -1

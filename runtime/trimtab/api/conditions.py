@@ -61,13 +61,13 @@ class Reason(_Named):
         "StorageNotShared",
         "Several pods must write the checkpoint volume, and it allows one node only.",
     )
-    NOT_MANAGED = "NotManaged", "spec.managedBy names another controller."
     # Admitted
     NO_QUEUE = "NoQueue", "No queue is asked for: the job is let in at once."
     WAITING_FOR_QUOTA = "WaitingForQuota", "A quota or admission webhook does not let the pods in yet."
     # WorkersReady
     ALL_REGISTERED = "AllRegistered", "Every worker is registered."
     WAITING_FOR_WORKERS = "WaitingForWorkers", "The message names who is missing."
+    PODS_PENDING = "PodsPending", "Pods are being made, or their containers are not started yet."
     UNSCHEDULABLE = "Unschedulable", "Pods find no node; the message has the scheduler's words."
     IMAGE_PULL = "ImagePull", "An image cannot be pulled; the message names it."
     PENDING_DEADLINE = (

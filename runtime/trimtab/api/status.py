@@ -91,6 +91,12 @@ class UnitState(StatusModel):
     """Restarts so far, of every kind."""
     not_before: datetime | None = None
     """No pod of this incarnation is created before this time."""
+    created: datetime | None = None
+    """When pods of this incarnation were last asked for; None: not yet."""
+    seen: bool = False
+    """Whether all its pods have been there: one that is missing then was removed."""
+    retired: bool = False
+    """Beyond the replicas that are wanted; kept, so that a later one has an incarnation of its own."""
     reason: Text = ""
     """Why it was last restarted."""
 
@@ -115,6 +121,17 @@ class BudgetState(StatusModel):
     """Step at which the count began; a later step gives the budget back."""
 
 
+class StopState(StatusModel):
+    """A start of the job that is stopped on request, until it is resumed."""
+
+    since: datetime
+    """When the stop was asked for."""
+    saved: bool | None = None
+    """Whether the coordinator ended with a checkpoint; None: not known yet. Known, the pods go."""
+    done: bool = False
+    """Whether all pods are gone."""
+
+
 class JobStatus(StatusModel):
     """`status`."""
 
@@ -135,7 +152,7 @@ class JobStatus(StatusModel):
     completion_time: datetime | None = None
     """When it ended."""
     pending_since: datetime | None = None
-    """Since when pods of this start wait for a node; None: all have one."""
+    """Since when pods that the job cannot do without wait for a node; None: all have one."""
     release_until: datetime | None = None
     """After all pods were released: when they are created again."""
     step: Whole = 0
@@ -164,3 +181,5 @@ class JobStatus(StatusModel):
     """The operator's ledger."""
     resolved: ResolvedState | None = None
     """The resolved spec of this attempt."""
+    stop: StopState | None = None
+    """The stop that spec.suspend asked for; None: none since the last start."""
