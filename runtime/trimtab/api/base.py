@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 class Model(BaseModel):
@@ -104,6 +112,38 @@ class Format:
     """Says in words what a text's pattern allows."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class ItemKeys:
+    """Marks a list whose items differ in these fields (in themselves, where none is named), and checks it.
+
+    In the CRD such a list is a list-map or a set, which several writers can own parts of.
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The list's own schema with the check after it."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        seen = set()
+        for item in items:
+            key = tuple(getattr(item, name) for name in self.names) if self.names else item
+            if key in seen:
+                text = " and ".join(map(repr, key)) if self.names else repr(key)
+                fields = " and ".join(to_camel(name) for name in self.names) or "value"
+                raise PydanticCustomError(
+                    "item_keys",
+                    "{text} appears twice; each item has its own {fields}",
+                    {"text": text, "fields": fields},
+                )
+            seen.add(key)
+        return items
 
 
 class IntOrString:

@@ -174,19 +174,17 @@ def _reward_names(spec: "JobSpec") -> Iterator[Problem]:
 
 def _volumes(spec: "JobSpec") -> Iterator[Problem]:
     names = {volume.name for volume in spec.volumes}
-    for index, mount in enumerate(spec.volume_mounts):
-        if mount.name not in names:
-            allowed = ", ".join(sorted(names)) or "spec.volumes is empty"
-            yield Problem(
-                f"spec.volumeMounts[{index}].name", mount.name, f"{mount.name!r} is no volume: {allowed}"
-            )
-    if spec.code is not None and spec.code.volume is not None and spec.code.volume.name not in names:
-        allowed = ", ".join(sorted(names)) or "spec.volumes is empty"
-        yield Problem(
-            "spec.code.volume.name",
-            spec.code.volume.name,
-            f"{spec.code.volume.name!r} is no volume: {allowed}",
-        )
+    used = [
+        (f"spec.volumeMounts[{index}].name", mount.name) for index, mount in enumerate(spec.volume_mounts)
+    ]
+    if spec.code is not None and spec.code.volume is not None:
+        used.append(("spec.code.volume.name", spec.code.volume.name))
+    if spec.storage is not None and spec.storage.volume is not None:
+        used.append(("spec.storage.volume.name", spec.storage.volume.name))
+    allowed = ", ".join(sorted(names)) or "spec.volumes is empty"
+    for path, name in used:
+        if name not in names:
+            yield Problem(path, name, f"{name!r} is no volume: {allowed}")
 
 
 CHECKS: tuple[Callable[["JobSpec"], Iterator[Problem]], ...] = (

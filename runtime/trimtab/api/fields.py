@@ -16,7 +16,7 @@ import annotated_types
 from pydantic import BaseModel, StringConstraints
 from pydantic.fields import FieldInfo
 
-from trimtab.api.base import Format, IntOrString, PreserveUnknown, format_bytes
+from trimtab.api.base import Format, IntOrString, ItemKeys, PreserveUnknown, format_bytes
 from trimtab.api.job import RLTrainingJob
 
 Kind = Literal["object", "list", "map", "integer", "number", "string", "boolean", "any"]
@@ -50,6 +50,9 @@ class TypeInfo:
     """Written as an integer or a quantity."""
     preserve_unknown: bool = False
     """Members are passed on unread."""
+    item_keys: tuple[str, ...] | None = None
+    """Python names of the fields in which a list's items differ; empty: in themselves. None: they need
+    not."""
 
     @property
     def name(self) -> str:
@@ -294,5 +297,7 @@ def _constraint(item: Any) -> dict[str, Any]:
             return {"int_or_string": True}
         case PreserveUnknown():
             return {"preserve_unknown": True}
+        case ItemKeys(names=names):
+            return {"item_keys": names}
         case _:
             return {}

@@ -2,13 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from trimtab.api.algorithm import AlgorithmSpec
-from trimtab.api.base import Model
+from trimtab.api.base import Format, ItemKeys, Model
 from trimtab.api.checks import raise_problems
 from trimtab.api.data import DataSpec
-from trimtab.api.kubernetes import Metadata, Scheduling, Volume, VolumeMount
+from trimtab.api.kubernetes import Metadata, NetworkPolicySpec, Scheduling, Volume, VolumeMount
 from trimtab.api.model import CodeSpec, ModelSpec
 from trimtab.api.operations import (
     CheckpointSpec,
@@ -21,6 +21,7 @@ from trimtab.api.operations import (
 )
 from trimtab.api.rewards import RewardList
 from trimtab.api.roles import RolesSpec
+from trimtab.api.storage import StorageSpec
 from trimtab.api.training import TrainingSpec
 
 API_VERSION = "trimtab.dev/v1alpha1"
@@ -59,9 +60,12 @@ class JobSpec(Model):
     """How much may go wrong."""
     deadlines: DeadlinesSpec = Field(default_factory=DeadlinesSpec)
     """How long the job waits for its own parts."""
-    volumes: Annotated[tuple[Volume, ...], Field(max_length=64)] = ()
+    storage: StorageSpec | None = None
+    """Where the run folder is, with the journal and the checkpoints; None: `run` in `checkpoint.uri`, which
+    then is below one of `volumeMounts`. Has no meaning locally."""
+    volumes: Annotated[tuple[Volume, ...], Field(max_length=64), ItemKeys("name")] = ()
     """Volumes of all roles' pods. Empty by default. Has no meaning locally."""
-    volume_mounts: Annotated[tuple[VolumeMount, ...], Field(max_length=64)] = ()
+    volume_mounts: Annotated[tuple[VolumeMount, ...], Field(max_length=64), ItemKeys("mount_path")] = ()
     """Where they appear in all roles' containers. Empty by default. Has no meaning locally."""
     suspend: bool = False
     """Whether the job holds: a checkpoint is written and the pods go; false resumes from it."""
@@ -71,8 +75,27 @@ class JobSpec(Model):
     """Seconds that pods may wait for a node before all are released and tried again; None: no limit."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] | None = None
     """Seconds after its end at which the job is deleted; None: kept."""
+    cleanup_policy: Literal["Running", "All", "None"] = "Running"
+    """Pods that are deleted when the job ends. `Running` by default: those still running, while finished ones
+    stay for their logs. Has no meaning locally."""
+    managed_by: (
+        Annotated[
+            str,
+            StringConstraints(
+                min_length=3,
+                max_length=63,
+                pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$",
+            ),
+            Format("a domain and a name such as trimtab.dev/operator"),
+        ]
+        | None
+    ) = None
+    """Controller that acts on the job; None or `trimtab.dev/operator`: Trimtab's. Never changes. Has no
+    meaning locally."""
     scheduling: Scheduling = Field(default_factory=Scheduling)
     """Where Kubernetes places the pods."""
+    network_policy: NetworkPolicySpec | None = None
+    """Where the pods may connect to; None: what the platform's default says. Has no meaning locally."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "JobSpec":

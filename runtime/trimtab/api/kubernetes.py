@@ -1,16 +1,19 @@
 """The Kubernetes objects that a job embeds. Locally only `env` has an effect."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
 from trimtab.api.base import (
     DnsLabel,
     Format,
+    ItemKeys,
     JsonObject,
     KubernetesObject,
+    Model,
     Name,
     ObjectName,
+    OneOf,
     PathText,
     Quantity,
     Text,
@@ -97,10 +100,70 @@ class Toleration(KubernetesObject):
     """`NoSchedule`, `PreferNoSchedule` or `NoExecute`; None: every effect."""
 
 
+class TopologySpreadConstraint(KubernetesObject):
+    """How far the pods may be uneven over zones, racks or nodes; as in Kubernetes, every field is allowed."""
+
+    max_skew: Annotated[int, Field(ge=1, le=10_000)]
+    """Largest difference in pods between two places."""
+    topology_key: Name
+    """Label of the nodes that names the place, such as `topology.kubernetes.io/zone`."""
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
+    """Whether a pod waits where the difference would be larger, or only prefers another place."""
+
+
+class ResourceAccelerator(Model):
+    """GPUs of a device plugin: a resource that nodes count."""
+
+    name: Name = "nvidia.com/gpu"
+    """Name of the resource; a pod asks for `gpusPerNode` of it."""
+
+
+class DeviceClassAccelerator(Model):
+    """GPUs by dynamic resource allocation (`resource.k8s.io/v1`): a claim per pod."""
+
+    name: ObjectName
+    """DeviceClass; a pod claims `gpusPerNode` devices of it."""
+
+
+class AcceleratorSpec(OneOf):
+    """What a GPU is called in the cluster; how many a pod gets is always `gpusPerNode`."""
+
+    resource: ResourceAccelerator | None = None
+    """A resource of a device plugin."""
+    device_class: DeviceClassAccelerator | None = None
+    """A DeviceClass."""
+
+
+class RdmaSpec(Model):
+    """RDMA (InfiniBand, RoCE) for the pods with GPUs.
+
+    They may then lock memory (IPC_LOCK), which the restricted Pod Security Standard refuses: the namespace
+    has to allow it.
+    """
+
+    resources: Resources = Field(default_factory=dict)
+    """Devices that each such pod asks for, such as `rdma/hca: 1`. Empty by default: none are counted."""
+    host_network: bool = False
+    """Whether these pods use the node's network. Off by default: NetworkPolicies do not hold there."""
+
+
+class NetworkPolicySpec(Model):
+    """Where the job's pods may connect to, beside each other, the operator and the cluster's DNS."""
+
+    egress: Annotated[tuple[JsonObject, ...], Field(max_length=64)] = ()
+    """Egress rules of a Kubernetes NetworkPolicy, such as those to a model hub. Empty by default: nowhere
+    else."""
+
+
 class Scheduling(KubernetesObject):
     """Where and in which order Kubernetes places the job's pods. Has no meaning locally."""
 
     model_config = ConfigDict(extra="forbid")
+
+    accelerator: AcceleratorSpec = Field(
+        default_factory=lambda: AcceleratorSpec(resource=ResourceAccelerator())
+    )
+    """What a GPU is called in the cluster. `nvidia.com/gpu` of the device plugin by default."""
 
     priority_class_name: ObjectName | None = None
     """PriorityClass of all pods; None: the cluster's default."""
@@ -112,5 +175,15 @@ class Scheduling(KubernetesObject):
     """Labels that a node must have. Empty by default: any node."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
     """Taints that the pods accept. Empty by default: none."""
-    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=16)] = ()
+    affinity: JsonObject | None = None
+    """Affinity of all pods to nodes and other pods, as in Kubernetes; None: none."""
+    topology_spread_constraints: Annotated[
+        tuple[TopologySpreadConstraint, ...],
+        Field(max_length=16),
+        ItemKeys("topology_key", "when_unsatisfiable"),
+    ] = ()
+    """How pods spread over zones, racks or nodes. Empty by default: as the scheduler likes."""
+    rdma: RdmaSpec | None = None
+    """RDMA between the pods with GPUs; None: not used."""
+    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=16), ItemKeys()] = ()
     """Secrets for pulling images. Empty by default: the service account's."""

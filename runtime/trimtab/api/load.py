@@ -7,22 +7,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from trimtab.api.fields import PathPart, format_path
+from trimtab.api.fields import PathPart, TypeInfo, fields_of, format_path
 from trimtab.api.job import API_VERSION, KIND, RLTrainingJob
 from trimtab.api.messages import problems_of, show
 from trimtab.api.problems import JobError, Problem
 
 
-def parse_job(data: Any, *, source: str = "the job") -> RLTrainingJob:
-    """Validate a job given as plain data with the file's names; raises `JobError` with every problem."""
+def parse_job(
+    data: Any, *, source: str = "the job", unknown: Literal["refuse", "ignore"] = "refuse"
+) -> RLTrainingJob:
+    """Validate a job given as plain data with the file's names; raises `JobError` with every problem.
+
+    Unknown fields are refused, as a misspelt one is a mistake of the file's author. What the API server has
+    accepted is read with `unknown="ignore"`: an operator older than the CRD leaves out what it does not know.
+    """
     problems = _head_problems(data)
     plain = None if problems else _plain(data, (), problems, ())
     if problems:
         raise JobError(problems, source=source)
+    if unknown == "ignore":
+        plain = without_unknown(plain, TypeInfo("object", model=RLTrainingJob))
     try:
         return RLTrainingJob.model_validate_json(json.dumps(plain), strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -120,6 +128,24 @@ def _plain(data: Any, loc: tuple[PathPart, ...], problems: list[Problem], above:
         return data
     problems.append(Problem(format_path(loc), None, f"YAML's {type(data).__name__} is not allowed"))
     return None
+
+
+def without_unknown(data: Any, info: TypeInfo) -> Any:
+    """The data without the fields that a model has not and would refuse, at any depth."""
+    if isinstance(data, list) and info.item is not None:
+        return [without_unknown(value, info.item) for value in data]
+    if not isinstance(data, dict):
+        return data
+    if info.model is None:
+        item = info.item
+        return data if item is None else {name: without_unknown(value, item) for name, value in data.items()}
+    known = {field.name: field.info for field in fields_of(info.model)}
+    keep_all = info.model.model_config.get("extra") == "allow"
+    return {
+        name: without_unknown(value, known[name]) if name in known else value
+        for name, value in data.items()
+        if keep_all or name in known
+    }
 
 
 def _with_lines(problems: Sequence[Problem], text: str) -> list[Problem]:

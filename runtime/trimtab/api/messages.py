@@ -18,7 +18,7 @@ from trimtab.api.checks import CROSS_FIELD
 from trimtab.api.fields import PathPart, TypeInfo, fields_of, format_path, object_of, type_at, walk
 from trimtab.api.problems import Problem
 
-_OWN_ERRORS = frozenset({"one_of", "shared_field", "steps_or_epochs"})
+_OWN_ERRORS = frozenset({"one_of", "shared_field", "steps_or_epochs", "item_keys"})
 """Errors that our validators raise, whose text is complete."""
 
 _NOT_A_BOOLEAN = frozenset({"yes", "no", "on", "off", "y", "n"})

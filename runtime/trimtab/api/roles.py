@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trimtab.api.base import Bytes, JsonObject, Model, OneOf, PathText
+from trimtab.api.base import Bytes, ItemKeys, JsonObject, Model, OneOf, PathText
 from trimtab.api.kubernetes import EnvVar, ResourceRequirements
 from trimtab.api.model import ModelSpec
 
@@ -20,7 +20,10 @@ class RoleSpec(Model):
     """Container image; None: the platform's for this role. Has no meaning locally."""
     resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
     """CPU and memory per pod. GPUs follow from `gpusPerNode`. Has no meaning locally."""
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=128)] = ()
+    shared_memory: Annotated[Bytes, Field(ge=1_048_576, le=2**50)] | None = None
+    """Size of /dev/shm in each pod, in bytes or a quantity such as 16Gi; it counts as the pod's memory. None:
+    1Gi, and 16Gi with GPUs. Has no meaning locally."""
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=128), ItemKeys("name")] = ()
     """Environment variables of the role's processes. Empty by default."""
     pod_template: JsonObject | None = None
     """Pod template (metadata and spec) merged into the role's pods, containers by name; None: nothing to

@@ -131,6 +131,77 @@ CASES = {
         "spec.volumeMounts[0].name",
         "'run' is no volume: runs",
     ),
+    "storage names a volume": (
+        {"storage": {"volume": {"name": "disk"}}, "volumes": [{"name": "runs"}]},
+        {"storage": {"volume": {"name": "runs"}}, "volumes": [{"name": "runs"}]},
+        "spec.storage.volume.name",
+        "'disk' is no volume: runs",
+    ),
+    "storage is a claim or a volume": (
+        {
+            "storage": {"volume": {"name": "runs"}, "claim": {"size": "1Gi"}},
+            "volumes": [{"name": "runs"}],
+        },
+        {"storage": {"claim": {"size": "1Gi"}}, "volumes": [{"name": "runs"}]},
+        "spec.storage",
+        "exactly one of these is allowed: claim, volume",
+    ),
+    "a volume's name is its own": (
+        {"volumes": [{"name": "a"}, {"name": "b"}, {"name": "a"}]},
+        {"volumes": [{"name": "a"}, {"name": "b"}]},
+        "spec.volumes",
+        "'a' appears twice; each item has its own name",
+    ),
+    "a folder is mounted once": (
+        {
+            "volumes": [{"name": "a"}],
+            "volumeMounts": [{"name": "a", "mountPath": "/a"}, {"name": "a", "mountPath": "/a"}],
+        },
+        {
+            "volumes": [{"name": "a"}],
+            "volumeMounts": [{"name": "a", "mountPath": "/a"}, {"name": "a", "mountPath": "/b"}],
+        },
+        "spec.volumeMounts",
+        "'/a' appears twice; each item has its own mountPath",
+    ),
+    "an environment variable is set once": (
+        {"roles": {"actor": {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}}},
+        {"roles": {"actor": {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}}},
+        "spec.roles.actor.env",
+        "'A' appears twice",
+    ),
+    "a spread constraint has a label of its own": (
+        {
+            "scheduling": {
+                "topologySpreadConstraints": [
+                    {"maxSkew": skew, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+                    for skew in (1, 2)
+                ]
+            }
+        },
+        {
+            "scheduling": {
+                "topologySpreadConstraints": [
+                    {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": when}
+                    for when in ("DoNotSchedule", "ScheduleAnyway")
+                ]
+            }
+        },
+        "spec.scheduling.topologySpreadConstraints",
+        "'zone' and 'DoNotSchedule' appears twice; each item has its own topologyKey and whenUnsatisfiable",
+    ),
+    "an access mode is named once": (
+        {"storage": {"claim": {"size": 2**30, "accessModes": ["ReadWriteMany", "ReadWriteMany"]}}},
+        {"storage": {"claim": {"size": 2**30, "accessModes": ["ReadWriteMany", "ReadWriteOnce"]}}},
+        "spec.storage.claim.accessModes",
+        "'ReadWriteMany' appears twice; each item has its own value",
+    ),
+    "a GPU is a resource or a device class": (
+        {"scheduling": {"accelerator": {"resource": {}, "deviceClass": {"name": "gpu"}}}},
+        {"scheduling": {"accelerator": {"deviceClass": {"name": "gpu"}}}},
+        "spec.scheduling.accelerator",
+        "exactly one of these is allowed: resource, deviceClass",
+    ),
     "code names a volume": (
         {"code": {"volume": {"name": "code"}}},
         {"code": {"volume": {"name": "code"}}, "volumes": [{"name": "code"}]},

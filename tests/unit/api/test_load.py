@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.api import JobError, load_job
+from trimtab.api import JobError, load_job, parse_job
 
 JOB = """\
 apiVersion: trimtab.dev/v1alpha1
@@ -144,3 +144,31 @@ def test_binary_file_is_refused(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(JobError, match="is not UTF-8 text"):
         load_job(path)
+
+
+def test_operator_reads_a_job_of_a_newer_crd(job_data):
+    """Fields that this version does not know are left out, at any depth; what is known is still checked."""
+    data = job_data(
+        novelty=1,
+        training={"novelty": {"deep": True}, "optimizer": {"novelty": 1}},
+        rewards=[{"function": "exact_match", "novelty": 1, "arguments": {"kept": 1}}],
+        volumes=[{"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}}],
+        roles={"rollout": {"podTemplate": {"spec": {"kept": 1}}}},
+    )
+    data |= {"status": {"step": 3}}
+    data["metadata"] |= {"uid": "1", "labels": {"a.b/c": "d"}}
+    with pytest.raises(JobError, match="novelty: unknown field"):
+        parse_job(data)
+    job = parse_job(data, unknown="ignore")
+    written = job.model_dump(mode="json", exclude_unset=True)
+    assert "novelty" not in str(written)
+    assert written["metadata"] == {"name": "test", "uid": "1", "labels": {"a.b/c": "d"}}
+    assert written["spec"]["rewards"] == [{"function": "exact_match", "arguments": {"kept": 1}}]
+    assert written["spec"]["volumes"] == data["spec"]["volumes"]
+    assert written["spec"]["roles"]["rollout"]["podTemplate"] == {"spec": {"kept": 1}}
+
+
+def test_operator_refuses_an_alternative_that_it_does_not_know(job_data):
+    data = job_data(algorithm={"grpo": None, "novelty": {}})
+    with pytest.raises(JobError, match=r"spec\.algorithm: nothing is chosen"):
+        parse_job(data, unknown="ignore")

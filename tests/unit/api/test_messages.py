@@ -70,7 +70,8 @@ VALUES = {
     "an empty object": (
         {"roles": {"actor": None}},
         "spec.roles.actor",
-        "is empty; expected an object with image, resources, env, podTemplate, model, nodes, gpusPerNode",
+        "is empty; expected an object with image, resources, sharedMemory, env, podTemplate, model, nodes,"
+        " gpusPerNode",
     ),
     "a list for an object": (
         {"checkpoint": []},
