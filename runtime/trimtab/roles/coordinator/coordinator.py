@@ -88,6 +88,7 @@ class Coordinator:
         self.weights = WeightSync(job, members, server, self.actor, instance=instance, condemn=self.condemn)
         self.rollouts = self._pool("rollout")
         self.rewards = self._pool("reward")
+        board.outstanding = lambda: self.rollouts.outstanding() | self.rewards.outstanding()
         self._controller = kl_controller(job.job)
         self._health = HealthMonitor(self.spec.tracking.health)
         self._writer = MetricsWriter(self.run_dir, tensorboard=self.spec.tracking.tensorboard)

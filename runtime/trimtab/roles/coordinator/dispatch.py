@@ -143,7 +143,7 @@ class WorkPool:
             item.future.cancel()
 
     def outstanding(self) -> dict[str, int]:
-        """Items out per replica, for status and for saying who is waited for."""
+        """Items out per replica: who is waited for."""
         return {name: len(load.out) for name, load in self._loads.items() if load.out}
 
     async def run(self) -> None:

@@ -6,7 +6,7 @@ step. Runs on the coordinator's loop.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -52,6 +52,8 @@ class Reason(StrEnum):
 
 
 ENDED = (Phase.COMPLETE, Phase.FAILED, Phase.STOPPED)
+MAX_NAMED = 3
+"""Workers that the activity names as having something to do."""
 
 
 class StatusBoard:
@@ -67,6 +69,8 @@ class StatusBoard:
         self.step = 0
         self.epoch = 0.0
         self.activity = "starting"
+        self.outstanding: Callable[[], Mapping[str, int]] = dict
+        """What is out for answers now, by worker."""
         self.metrics: dict[str, float] = {}
         self.step_times_s: list[float] = []
         self.checkpoint: tuple[str, int] = ("", -1)
@@ -88,7 +92,7 @@ class StatusBoard:
             attempt=self._job.attempt,
             training_identity=self._job.training_identity,
             phase=self.phase.value,
-            activity=self.activity,
+            activity=f"{self.activity}{_who_has(self.outstanding())}",
             step=self.step,
             total_steps=self.total_steps,
             epoch=self.epoch,
@@ -154,6 +158,15 @@ class StatusBoard:
             name = "Complete" if self.phase is Phase.COMPLETE else "Failed"
             rows.append(_condition(name, holds=True, reason=self.end_reason, message=self.end_message))
         return rows
+
+
+def _who_has(outstanding: Mapping[str, int]) -> str:
+    """The workers that are waited for, those with the most first."""
+    most = sorted(outstanding.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"{worker.partition('/')[0]} has {count}" for worker, count in most[:MAX_NAMED]]
+    if len(most) > MAX_NAMED:
+        named.append(f"{len(most) - MAX_NAMED} more have some")
+    return f"; {', '.join(named)}" if named else ""
 
 
 def _condition(kind: str, holds: bool, reason: Reason, message: str) -> job_pb.Condition:

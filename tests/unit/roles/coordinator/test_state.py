@@ -64,6 +64,24 @@ def test_checkpoint_before_the_first_step_waits_for_it(board):
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("outstanding", "activity"),
+    [
+        ({}, "generating"),
+        ({"reward-0/rank-0": 1, "rollout-1/rank-0": 7}, "generating; rollout-1 has 7, reward-0 has 1"),
+        (
+            {f"rollout-{n}/rank-0": 9 - n for n in range(5)},
+            "generating; rollout-0 has 9, rollout-1 has 8, rollout-2 has 7, 2 more have some",
+        ),
+    ],
+    ids=["nobody", "two workers", "more than are named"],
+)
+def test_activity_names_those_who_are_waited_for(board, outstanding, activity):
+    board[0].activity = "generating"
+    board[0].outstanding = lambda: outstanding
+    assert board[0].render().activity == activity
+
+
 def test_stop_is_shown_and_its_grace_ends_what_is_under_way(board):
     async def scenario() -> None:
         wishes = Wishes()
