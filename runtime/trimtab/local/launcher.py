@@ -33,7 +33,7 @@ from trimtab.errors import ExitCode, UserError
 from trimtab.local.pods import HOST, Replica, check_local, local_gpus, pod_environ, replicas_of
 from trimtab.local.policy import RestartBudget, Verdict, describe_exit, judge
 from trimtab.local.replica import AGENT_COMMAND, Ended, RunningReplica
-from trimtab.local.run_dir import RESOLVED_FILE, RunDirectory, free_port
+from trimtab.local.run_dir import RESOLVED_FILE, RunDirectory, reserved_port
 from trimtab.observability.live import LiveView
 from trimtab.observability.run_data import load_run, summary_rows
 from trimtab.roles.environment import COORDINATOR, ERROR_PREFIX
@@ -91,7 +91,7 @@ def run_job(
     `spec.checkpoint.resume` says. UserError for what is wrong before anything has started.
     """
     job = load_job(job_path)
-    with RunDirectory(run_dir or Path("runs") / job.name) as directory:
+    with RunDirectory(run_dir or Path("runs") / job.name) as directory, reserved_port() as port:
         job = _settle_resume(job, directory, resume=resume)
         attempt = _last_attempt(job, directory) + 1
         resolved = ResolvedJob.resolve(
@@ -101,7 +101,7 @@ def run_job(
         check_local(resolved, local_gpus(environ))
         directory.raise_attempt(attempt)
         resolved.save(directory.path / RESOLVED_FILE)
-        address = f"{HOST}:{free_port()}"
+        address = f"{HOST}:{port}"
         directory.begin(job_path, address)
         view = make_view(job.spec.training.steps or 0, job.name)
         view.log_line(f"run directory {directory.path}, attempt {attempt}")

@@ -8,11 +8,13 @@ coordinator.address    host:port of the control plane, while the job runs
 logs/                  one file per pod, appended to
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -122,8 +124,14 @@ class RunDirectory:
         (self.path / ADDRESS_FILE).write_text(address + "\n", encoding="utf-8")
 
 
-def free_port() -> int:
-    """A port that is free now; kept for the whole run, also when the coordinator is started again."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of 127.0.0.1 for the coordinator of a run, and for the one that is started after it.
+
+    It is bound here and never listened on: no outgoing connection and no other process that asks for a
+    free port is given it, while a listener that sets SO_REUSEADDR, as gRPC does, can take it.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])

@@ -1,9 +1,13 @@
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
+from trimtab.comm.control.constants import SERVER_OPTIONS
 from trimtab.errors import UserError
-from trimtab.local.run_dir import RunDirectory, coordinator_address
+from trimtab.local.run_dir import RunDirectory, coordinator_address, reserved_port
 
 
 def test_run_directory_counts_attempts(tmp_path: Path) -> None:
@@ -54,3 +58,17 @@ def test_begin_with_the_job_of_the_run_directory_itself_keeps_it(tmp_path: Path)
     with RunDirectory(tmp_path) as directory:
         directory.begin(tmp_path / "job.yaml", "127.0.0.1:7000")
     assert (tmp_path / "job.yaml").read_text() == "kind: RLTrainingJob\n"
+
+
+def test_reserved_port_is_for_one_listener_after_another_and_nobody_else() -> None:
+    with reserved_port() as port, ThreadPoolExecutor(1) as pool:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        for _ in range(2):
+            server = grpc.server(pool, options=SERVER_OPTIONS)
+            assert server.add_insecure_port(f"127.0.0.1:{port}") == port
+            server.start()
+            second = grpc.server(pool, options=SERVER_OPTIONS)
+            with pytest.raises(RuntimeError, match="Failed to bind"):
+                second.add_insecure_port(f"127.0.0.1:{port}")
+            server.stop(grace=None).wait(10)
