@@ -30,6 +30,7 @@ lint: setup ## Check style, formatting, imports between layers and shell scripts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/hadolint images/*/Dockerfile
 	for script in scripts/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 
 .PHONY: types
@@ -58,7 +59,15 @@ docs: setup ## Regenerate the reference pages
 bench: setup ## Run the benchmarks one after the other (about an hour on two cores)
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
-.PHONY: crd images
-crd images: ## Not built yet: they come with the Kubernetes operator
+.PHONY: crd
+crd: ## Not built yet: it comes with the Kubernetes operator
 	@echo "'make $@' has nothing to make yet: it comes with the Kubernetes operator (docs/limits.md)." >&2
 	@exit 1
+
+.PHONY: images
+images: ## Build the images with docker, podman or buildah (images/README.md)
+	scripts/build_images.sh
+
+.PHONY: lock-images
+lock-images: setup ## Pin what the images install, after a change of dependencies
+	scripts/lock_images.sh
