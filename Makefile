@@ -25,6 +25,10 @@ test: setup ## Run every test that this machine can run
 test-fast: setup ## Run the tests that start no whole job
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
+.PHONY: test-cluster
+test-cluster: setup ## Run whole jobs in the cluster that KUBECONFIG names (docs/cluster-tests.md)
+	$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: setup ## Check style, formatting, imports between layers and shell scripts
 	$(BIN)/ruff check .
@@ -60,9 +64,8 @@ bench: setup ## Run the benchmarks one after the other (about an hour on two cor
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 .PHONY: crd
-crd: ## Not built yet: it comes with the Kubernetes operator
-	@echo "'make $@' has nothing to make yet: it comes with the Kubernetes operator (docs/limits.md)." >&2
-	@exit 1
+crd: setup ## Regenerate the CustomResourceDefinition in the chart, and its page
+	$(BIN)/python scripts/generate_crd.py
 
 .PHONY: images
 images: ## Build the images with docker, podman or buildah (images/README.md)

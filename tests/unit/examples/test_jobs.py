@@ -9,7 +9,7 @@ from trimtab.api import load_job
 from trimtab.cli.main import main
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-JOBS = sorted(EXAMPLES.rglob("*.yaml"))
+JOBS = sorted(path for path in EXAMPLES.rglob("*.yaml") if "kind: RLTrainingJob" in path.read_text())
 
 
 def test_examples_are_found():
@@ -31,6 +31,13 @@ def test_job_loads_and_its_expectation_stands_beside_it(path: Path):
     readme = (path.parent / "README.md").read_text(encoding="utf-8")
     assert "## What to expect" in readme
     assert f"`{job.metadata.name}`" in readme or path.name in readme
+
+
+def test_quickstart_in_a_cluster_trains_as_on_a_laptop():
+    laptop, cluster = (load_job(EXAMPLES / "quickstart" / name).spec for name in ("job.yaml", "cluster.yaml"))
+    for part in ("seed", "algorithm", "training", "rewards", "checkpoint", "tracking"):
+        assert getattr(cluster, part) == getattr(laptop, part), part
+    assert cluster.roles.rollout.engine == laptop.roles.rollout.engine
 
 
 @pytest.mark.parametrize(
