@@ -1,0 +1,90 @@
+"""spec.suspend of a job that runs: a checkpoint is written, the pods go, and the job is held.
+
+    stop.since set --the coordinator ends, or cannot--> stop.saved --no pods--> stop.done
+
+Begun, a stop is gone through with: a job that is to run again meanwhile is resumed when it is done.
+"""
+
+from trimtab.api.conditions import Phase
+from trimtab.api.status import StopState
+from trimtab_operator.model.actions import StopTraining
+from trimtab_operator.model.observed import Pod, Progress
+from trimtab_operator.reconcile.draft import Draft
+from trimtab_operator.reconcile.finishing import end_by
+from trimtab_operator.reconcile.outlook import Outlook, Stage
+from trimtab_operator.reconcile.progress import coordinator_pod, final_word, present
+from trimtab_operator.reconcile.spec import read_spec
+from trimtab_operator.reconcile.starting import held, start, wants_suspend
+from trimtab_operator.reconcile.units import has_ended
+
+MARGIN_S = 30.0
+"""On top of the job's own deadlines, for messages and for the end of the processes."""
+STOP_GRACE_S = 60.0
+CHECKPOINT_S = 1800.0
+"""The API's defaults of spec.deadlines, where the resolved spec is not read."""
+REASON = "spec.suspend"
+
+
+def begin_stop(draft: Draft) -> Outlook:
+    """Enter the stop in the status and ask for it."""
+    draft.update(stop=StopState(since=draft.clock.now), pending_since=None, release_until=None)
+    return go_on(draft)
+
+
+def go_on(draft: Draft) -> Outlook:
+    """One look at a job that is being stopped, or is held."""
+    stop = draft.status.stop
+    assert stop is not None
+    final = final_word(draft)
+    if final is not None and final.phase != Phase.STOPPED and not stop.done:
+        return end_by(draft, final)
+    if stop.saved is None:
+        saved = _outcome(draft, stop, final)
+        if saved is None:
+            return Outlook(stage=Stage.STOPPING, progress=present(draft))
+        stop = stop.model_copy(update={"saved": saved})
+        draft.update(stop=stop)
+    for pod in draft.observed.pods:
+        draft.delete(pod, "the job is suspended")
+    if not stop.done:
+        if draft.observed.pods:
+            return Outlook(stage=Stage.STOPPING, progress=final)
+        draft.update(stop=stop.model_copy(update={"done": True}), units=(), rollout_replicas=0)
+    reading = read_spec(draft.job)
+    return held(draft, reading) if wants_suspend(draft, reading) else start(draft, reading)
+
+
+def _outcome(draft: Draft, stop: StopState, final: Progress | None) -> bool | None:
+    """Whether a checkpoint was written; None: the coordinator is still at it."""
+    if final is not None:
+        return True
+    pod = coordinator_pod(draft)
+    if pod is None or has_ended(pod) or pod.phase == "Pending":
+        return False
+    if draft.clock.been(_limit_s(draft, stop), stop.since):
+        return False
+    if pod.deleted is None:
+        _ask(draft, pod)
+    return None
+
+
+def _limit_s(draft: Draft, stop: StopState) -> float:
+    """How long the coordinator may take; one that has not answered since gets no time for a checkpoint."""
+    grace_s, checkpoint_s = _deadlines(draft)
+    progress = present(draft)
+    answers = progress is not None and progress.received >= stop.since
+    return grace_s + MARGIN_S + (checkpoint_s if answers else 0.0)
+
+
+def _deadlines(draft: Draft) -> tuple[float, float]:
+    if draft.resolved is None:
+        return STOP_GRACE_S, CHECKPOINT_S
+    deadlines = draft.resolved.resolved_job.job.spec.deadlines
+    return deadlines.stop_grace_seconds, deadlines.checkpoint_seconds
+
+
+def _ask(draft: Draft, pod: Pod) -> None:
+    """Ask for the stop, until the coordinator is at it."""
+    progress = present(draft)
+    if progress is None or progress.phase not in (Phase.STOPPING, Phase.STOPPED):
+        draft.act(StopTraining(reason=REASON, grace_s=_deadlines(draft)[0]))
