@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from trimtab.errors import ExitCode
+
 AGENT = """
 import os, sys
 from pathlib import Path
@@ -138,6 +140,34 @@ def test_rank_that_is_killed_gives_128_and_the_signal(start: Callable[..., Agent
     assert agent.termination_message == (
         "actor-0/rank-0 (node 0, incarnation 2) was ended by signal 9 (SIGKILL)\nabout to wait"
     )
+
+
+@pytest.mark.parametrize(
+    ("in_pod", "code"), [(True, ExitCode.RESTART_REQUESTED), (False, 128 + signal.SIGTERM)],
+    ids=["in a pod", "on a laptop"],
+)  # fmt: skip
+def test_rank_that_sigterm_ends_before_it_can_handle_it_leaves_where_pods_go(
+    start: Callable[..., Agent], in_pod: bool, code: int
+) -> None:
+    agent = start("ready(); time.sleep(60)", launcher=0 if in_pod else os.getpid())
+    agent.rank_pid(0)
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.end()[0] == code
+
+
+def test_final_word_of_a_coordinator_is_not_written_over(start: Callable[..., Agent], tmp_path: Path) -> None:
+    word = b'{"trimtab":1,"phase":"Failed","reason":"UserError"}'
+    (tmp_path / "termination").write_bytes(word)
+    agent = start("print('error: wrong', flush=True); sys.exit(64)")
+    assert agent.end()[0] == 64
+    assert (tmp_path / "termination").read_bytes() == word
+
+
+def test_empty_termination_log_of_a_pod_is_filled(start: Callable[..., Agent], tmp_path: Path) -> None:
+    (tmp_path / "termination").touch()  # as the kubelet mounts it
+    agent = start("print('error: wrong', flush=True); sys.exit(64)")
+    assert agent.end()[0] == 64
+    assert agent.termination_message.endswith("error: wrong")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

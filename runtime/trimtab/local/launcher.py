@@ -28,7 +28,7 @@ import grpc.aio
 
 from trimtab import checkpoint
 from trimtab.api import ResolvedJob, RLTrainingJob, load_job
-from trimtab.comm.control.constants import CHANNEL_OPTIONS
+from trimtab.comm.control.constants import channel_options
 from trimtab.errors import ExitCode, UserError
 from trimtab.local.pods import HOST, Replica, check_local, local_gpus, pod_environ, replicas_of
 from trimtab.local.policy import RestartBudget, Verdict, describe_exit, judge
@@ -48,7 +48,7 @@ LAST_WORD_S: Final = 3.0
 """The coordinator gets this long to end by itself, with a summary, when a worker's error is final."""
 SAVE_MARGIN_S: Final = 60.0
 _CHANNEL_OPTIONS: Final = (
-    *CHANNEL_OPTIONS,
+    *channel_options(),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )

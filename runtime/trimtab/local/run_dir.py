@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Self
 
 from trimtab.errors import UserError
+from trimtab.roles.environment import ADDRESS_FILE
 
 ATTEMPT_FILE = "attempt.json"
-ADDRESS_FILE = "coordinator.address"
 RESOLVED_FILE = "resolved.json"
 JOB_FILE = "job.yaml"
 SUMMARY_FILE = "summary.json"

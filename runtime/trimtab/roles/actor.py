@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from trimtab.api import ResolvedJob
-from trimtab.comm.control import WorkerSession
 from trimtab.comm.experience import ExperienceLink
 from trimtab.engines.training import TrainingSettings
 from trimtab.engines.training.loading import read_config
@@ -28,7 +27,8 @@ from trimtab.errors import TrimtabError, UserError
 from trimtab.observability.prometheus import RoleGauges, start_metrics_server
 from trimtab.roles.actor_commands import ActorCommands
 from trimtab.roles.environment import WorkerEnvironment
-from trimtab.roles.registration import registration, worker_key
+from trimtab.roles.leaving import tell_first
+from trimtab.roles.registration import curve_of, new_session, registration, worker_key
 from trimtab.v1 import control_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -57,17 +57,14 @@ def run(env: WorkerEnvironment, job: ResolvedJob) -> int:
         if link is not None:
             link.set_address(welcome.experience_address)
 
-    session = WorkerSession(
-        register,
-        env.coordinator,
-        dial_timeout_s=job.job.spec.deadlines.registration_seconds,
-        on_new_coordinator=follow,
-    )
+    session = new_session(env, job, register, on_new_coordinator=follow)
     with session:
         welcome = session.start()
         if problem is not None:  # raised here, so that the coordinator is told
             raise problem
-        link = ExperienceLink(str(worker_key(env)), welcome.experience_address)
+        if env.in_pod:
+            tell_first(lambda name: session.leave(f"{name}: its pod is being ended"))
+        link = ExperienceLink(str(worker_key(env)), welcome.experience_address, curve_of(env))
         commands = ActorCommands(
             job,
             settings,

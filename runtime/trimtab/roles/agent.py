@@ -11,6 +11,9 @@ loop: everything happens in `_Agent._turn`, woken by signals and output.
        v                          v
     exit 0          exit with the first failure's code (128 + n for signal n),
                     its last error lines in the termination log
+
+In a pod, a rank that SIGTERM ended before it could handle it counts as one that left (exit 68): the pod was
+told to go. What the coordinator itself has written into the termination log stays.
 """
 
 import contextlib
@@ -32,7 +35,13 @@ import psutil
 
 from trimtab.api import ResolvedJob
 from trimtab.errors import ExitCode, TrimtabError
-from trimtab.roles.environment import ACTOR, ERROR_PREFIX, PodEnvironment, WorkerEnvironment
+from trimtab.roles.environment import (
+    ACTOR,
+    ERROR_PREFIX,
+    FINAL_WORD_BEGINS,
+    PodEnvironment,
+    WorkerEnvironment,
+)
 
 RANK_COMMAND: Final = (sys.executable, "-m", "trimtab.roles.worker")
 PEER_GRACE_S: Final = 5.0
@@ -43,6 +52,8 @@ _TAIL_LINES: Final = 12
 _TERMINATION_LOG_BYTES: Final = 4096
 """What Kubernetes reads of it."""
 _READ_BYTES: Final = 64 * 1024
+_POD_UMASK: Final = 0o002
+"""Pods of a job may run as different users; what they share is the group of its volumes."""
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)
@@ -98,6 +109,7 @@ class _Agent:
         self._peer_grace_s = peer_grace_s
         self._running: dict[int, _Rank] = {}
         self._signals: list[int] = []
+        self._told_to_go = False
         self._first_failure: tuple[_Rank, int] | None = None
         self._kill_at_s: float | None = None
         self._selector = selectors.DefaultSelector()
@@ -123,6 +135,8 @@ class _Agent:
         if self._first_failure is None:
             return ExitCode.OK
         failed, code = self._first_failure
+        if self._told_to_go and code == -signal.SIGTERM:
+            return ExitCode.RESTART_REQUESTED
         self._write_termination_log(failed, code)
         return code if code >= 0 else 128 - code
 
@@ -186,6 +200,7 @@ class _Agent:
     def _forward(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
+            self._told_to_go |= self._env.in_pod and number == signal.SIGTERM
             # Where the launcher was killed, nobody would use or end these any more.
             orphaned = self._env.launcher_pid is not None and os.getppid() != self._env.launcher_pid
             for rank in self._running.values():
@@ -236,7 +251,7 @@ class _Agent:
                 child.kill()
 
     def _write_termination_log(self, rank: _Rank, code: int) -> None:
-        if self._env.termination_log is None:
+        if self._env.termination_log is None or _has_final_word(self._env.termination_log):
             return
         env = rank.env
         head = f"{env.worker_name} (node {env.node}, incarnation {env.incarnation}) {_how(code)}"
@@ -248,6 +263,13 @@ class _Agent:
 
     def _say(self, text: str) -> None:
         _write_all(sys.stdout.fileno(), f"agent {self._env.pod_name}: {text}\n".encode())
+
+
+def _has_final_word(path: Path) -> bool:
+    try:
+        return path.read_bytes().startswith(FINAL_WORD_BEGINS)
+    except FileNotFoundError:
+        return False
 
 
 def last_error(output: bytes) -> str:
@@ -318,6 +340,8 @@ def main(environ: Mapping[str, str] | None = None) -> int:
         if termination_log:
             Path(termination_log).write_text(text, encoding="utf-8")
         return int(error.exit_code)
+    if env.in_pod:
+        os.umask(_POD_UMASK)
     return run(env, ranks, environ=variables)
 
 

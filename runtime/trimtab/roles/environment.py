@@ -4,6 +4,7 @@ The launcher or operator sets those of `PodEnvironment` for the agent; the agent
 `WorkerEnvironment` for each rank. Read once, at the start of the process; nothing else reads them.
 """
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,10 @@ ROLES = (COORDINATOR, ACTOR, ROLLOUT, REWARD)
 
 ERROR_PREFIX = "error: "
 """Begins the line with which a worker ends on an error; the agent looks for it."""
+ADDRESS_FILE = "coordinator.address"
+"""In the run directory while the job runs: host:port of the control plane, for people's commands."""
+FINAL_WORD_BEGINS = b'{"trimtab":'
+"""Begins what a coordinator that has ended the job leaves in a pod's termination log; the agent keeps it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,8 @@ class PodEnvironment:
     """Folder of the log files; None in a pod, where they go to the standard streams."""
     launcher_pid: int | None = None
     """The local launcher, with which the agent ends; None in a pod."""
+    tls_dir: Path | None = None
+    """Folder with this process's certificate and keys (`trimtab.comm.tls`); None: everything is plain."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
@@ -64,8 +71,19 @@ class PodEnvironment:
             "TRIMTAB_TERMINATION_LOG": self.termination_log,
             "TRIMTAB_LOG_DIR": self.log_dir,
             "TRIMTAB_LAUNCHER_PID": self.launcher_pid,
+            "TRIMTAB_TLS_DIR": self.tls_dir,
         }
         return values | {name: str(value) for name, value in optional.items() if value is not None}
+
+    @property
+    def in_pod(self) -> bool:
+        """Whether the operator started this, not a launcher: SIGTERM then ends this pod, not the job."""
+        return self.launcher_pid is None
+
+    @property
+    def bind_host(self) -> str:
+        """`host` as it stands before a port: an IPv6 address in brackets."""
+        return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def pod_name(self) -> str:
@@ -113,6 +131,12 @@ def _pod_values(environ: Mapping[str, str]) -> dict[str, Any]:
     if role not in ROLES:
         raise UserError(f"TRIMTAB_ROLE is {role!r}, allowed are {', '.join(ROLES)}")
     termination_log, log_dir = environ.get("TRIMTAB_TERMINATION_LOG"), environ.get("TRIMTAB_LOG_DIR")
+    host, tls_dir = environ.get("TRIMTAB_HOST") or "127.0.0.1", environ.get("TRIMTAB_TLS_DIR")
+    if not tls_dir and not _is_loopback(host):
+        raise UserError(
+            f"TRIMTAB_HOST is {host}, which other machines reach, and TRIMTAB_TLS_DIR is not set: a job "
+            "that leaves its machine needs certificates (the operator makes them)"
+        )
     return {
         "job_path": Path(_text(environ, "TRIMTAB_JOB")),
         "role": role,
@@ -120,13 +144,21 @@ def _pod_values(environ: Mapping[str, str]) -> dict[str, Any]:
         "node": _number(environ, "TRIMTAB_NODE"),
         "incarnation": _number(environ, "TRIMTAB_INCARNATION"),
         "coordinator": _text(environ, "TRIMTAB_COORDINATOR"),
-        "host": environ.get("TRIMTAB_HOST") or "127.0.0.1",
+        "host": host,
+        "tls_dir": Path(tls_dir) if tls_dir else None,
         "termination_log": Path(termination_log) if termination_log else None,
         "log_dir": Path(log_dir) if log_dir else None,
         "launcher_pid": _number(environ, "TRIMTAB_LAUNCHER_PID")
         if "TRIMTAB_LAUNCHER_PID" in environ
         else None,
     }
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

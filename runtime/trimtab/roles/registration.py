@@ -1,10 +1,14 @@
-"""How a worker introduces itself. Called by each role's main before it makes its WorkerSession."""
+"""How a worker introduces itself and proves who it is. Called by each role's main."""
 
 import os
+from collections.abc import Callable
 
 from trimtab.api import ResolvedJob
+from trimtab.comm.control import WorkerSession
 from trimtab.comm.control.constants import PROTOCOL_VERSION
 from trimtab.comm.control.keys import WorkerKey
+from trimtab.comm.tls import COORDINATOR, WORKER, CurveClient, JobTls
+from trimtab.roles import environment
 from trimtab.roles.environment import WorkerEnvironment
 from trimtab.v1 import control_pb2 as pb
 
@@ -38,4 +42,36 @@ def registration(
         weight_version=weight_version,
         pid=os.getpid(),
         metrics_port=metrics_port,
+    )
+
+
+def tls_of(env: WorkerEnvironment) -> JobTls | None:
+    """The certificates of this process; None where everything is plain."""
+    if env.tls_dir is None:
+        return None
+    return JobTls(env.tls_dir, COORDINATOR if env.role == environment.COORDINATOR else WORKER)
+
+
+def curve_of(env: WorkerEnvironment) -> CurveClient | None:
+    """A worker's keys for the experience plane; None where everything is plain."""
+    tls = tls_of(env)
+    return None if tls is None else tls.curve_client()
+
+
+def new_session(
+    env: WorkerEnvironment,
+    job: ResolvedJob,
+    register: pb.Register,
+    *,
+    on_new_coordinator: Callable[[pb.Welcome], None],
+) -> WorkerSession:
+    """The session of this process, by the job's deadlines; not started yet."""
+    deadlines = job.job.spec.deadlines
+    return WorkerSession(
+        register,
+        env.coordinator,
+        dial_timeout_s=deadlines.registration_seconds,
+        silence_s=deadlines.heartbeat_seconds,
+        tls=tls_of(env),
+        on_new_coordinator=on_new_coordinator,
     )

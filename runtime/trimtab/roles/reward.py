@@ -22,7 +22,7 @@ from trimtab.errors import TrimtabError
 from trimtab.observability.prometheus import RoleGauges, start_metrics_server
 from trimtab.rewards import RewardCall, RewardPool, ScoreResult
 from trimtab.roles.environment import WorkerEnvironment
-from trimtab.roles.registration import registration, worker_key
+from trimtab.roles.registration import curve_of, new_session, registration, worker_key
 from trimtab.v1 import control_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -69,18 +69,13 @@ async def _serve(env: WorkerEnvironment, job: ResolvedJob) -> int:
         if link is not None:
             link.set_address(welcome.experience_address)
 
-    session = WorkerSession(
-        register,
-        env.coordinator,
-        dial_timeout_s=spec.deadlines.registration_seconds,
-        on_new_coordinator=follow,
-    )
+    session = new_session(env, job, register, on_new_coordinator=follow)
     try:
         with session:
             welcome = await asyncio.to_thread(session.start)
             if problem is not None:  # raised here, so that the coordinator is told
                 raise problem
-            link = AsyncExperienceLink(str(worker_key(env)), welcome.experience_address)
+            link = AsyncExperienceLink(str(worker_key(env)), welcome.experience_address, curve_of(env))
             try:
                 gauges = RoleGauges(env.role, replica=env.replica, rank=env.rank)
                 await _RewardServer(pool, session, link, gauges).run()

@@ -37,7 +37,7 @@ from trimtab.engines.rollout.protocol import (
 from trimtab.errors import TrimtabError
 from trimtab.observability.prometheus import RoleGauges, start_metrics_server
 from trimtab.roles.environment import WorkerEnvironment
-from trimtab.roles.registration import registration, worker_key
+from trimtab.roles.registration import curve_of, new_session, registration, worker_key
 from trimtab.v1 import control_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -78,19 +78,14 @@ async def _serve(env: WorkerEnvironment, job: ResolvedJob) -> int:
         if server is not None:
             loop.call_soon_threadsafe(server.follow, welcome)
 
-    session = WorkerSession(
-        register,
-        env.coordinator,
-        dial_timeout_s=spec.deadlines.registration_seconds,
-        on_new_coordinator=follow,
-    )
+    session = new_session(env, job, register, on_new_coordinator=follow)
     try:
         with session:
             welcome = await asyncio.to_thread(session.start)
             if problem is not None:  # raised here, so that the coordinator is told
                 raise problem
             assert engine is not None
-            link = AsyncExperienceLink(str(worker_key(env)), welcome.experience_address)
+            link = AsyncExperienceLink(str(worker_key(env)), welcome.experience_address, curve_of(env))
             try:
                 gauges = RoleGauges(env.role, replica=env.replica, rank=env.rank)
                 server = _RolloutServer(engine, session, link, gauges)

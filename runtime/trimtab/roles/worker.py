@@ -24,6 +24,7 @@ from trimtab.roles.environment import (
     ROLLOUT,
     WorkerEnvironment,
 )
+from trimtab.roles.leaving import leave_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,9 @@ def main(environ: Mapping[str, str] | None = None) -> int:
     try:
         env = WorkerEnvironment.from_environ(os.environ if environ is None else environ)
         set_up_logging(env)
-        if env.role != COORDINATOR:
+        if env.in_pod:
+            leave_at_once()
+        elif env.role != COORDINATOR:
             leave_signals_to_the_coordinator()
         job = ResolvedJob.load(env.job_path)
         role = importlib.import_module(_MODULES[env.role])
@@ -65,7 +68,7 @@ def set_up_logging(env: WorkerEnvironment) -> None:
 
 
 def leave_signals_to_the_coordinator() -> None:
-    """Workers end when the coordinator says so, after its checkpoint: the first signal is only noted."""
+    """On a laptop workers end when the coordinator says so, after its checkpoint: the first signal waits."""
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -38,6 +38,9 @@ class _NoJobControl:
     async def stop(self, request: jc.StopRequest) -> jc.StopResponse:
         raise NotImplementedError
 
+    async def resize(self, request: jc.ResizeRequest) -> jc.ResizeResponse:
+        raise NotImplementedError
+
 
 class PlayedCoordinator:
     """One instance of a coordinator; may be followed by another one on the same control port."""

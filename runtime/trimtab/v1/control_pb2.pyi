@@ -67,7 +67,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("applied_step", "weight_version", "activity", "gauges")
+    __slots__ = ("applied_step", "weight_version", "activity", "gauges", "leaving")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -79,11 +79,13 @@ class Heartbeat(_message.Message):
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     GAUGES_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     applied_step: int
     weight_version: int
     activity: str
     gauges: _containers.ScalarMap[str, float]
-    def __init__(self, applied_step: _Optional[int] = ..., weight_version: _Optional[int] = ..., activity: _Optional[str] = ..., gauges: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    leaving: str
+    def __init__(self, applied_step: _Optional[int] = ..., weight_version: _Optional[int] = ..., activity: _Optional[str] = ..., gauges: _Optional[_Mapping[str, float]] = ..., leaving: _Optional[str] = ...) -> None: ...
 
 class TensorMeta(_message.Message):
     __slots__ = ("name", "dtype", "shape")

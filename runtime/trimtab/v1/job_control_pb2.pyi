@@ -20,16 +20,18 @@ class Condition(_message.Message):
     def __init__(self, type: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class RoleStatus(_message.Message):
-    __slots__ = ("role", "desired", "ready", "restarts")
+    __slots__ = ("role", "desired", "ready", "restarts", "min_desired")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DESIRED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    MIN_DESIRED_FIELD_NUMBER: _ClassVar[int]
     role: str
     desired: int
     ready: int
     restarts: int
-    def __init__(self, role: _Optional[str] = ..., desired: _Optional[int] = ..., ready: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
+    min_desired: int
+    def __init__(self, role: _Optional[str] = ..., desired: _Optional[int] = ..., ready: _Optional[int] = ..., restarts: _Optional[int] = ..., min_desired: _Optional[int] = ...) -> None: ...
 
 class RestartRequest(_message.Message):
     __slots__ = ("worker", "reason")
@@ -40,7 +42,7 @@ class RestartRequest(_message.Message):
     def __init__(self, worker: _Optional[_Union[_control_pb2.WorkerId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("name", "attempt", "training_identity", "phase", "activity", "step", "total_steps", "epoch", "seconds_left", "metrics", "conditions", "roles", "restart_requests", "checkpoint_path", "checkpoint_step", "warnings")
+    __slots__ = ("name", "attempt", "training_identity", "phase", "activity", "step", "total_steps", "epoch", "seconds_left", "metrics", "conditions", "roles", "restart_requests", "checkpoint_path", "checkpoint_step", "warnings", "reason", "message", "not_finite", "missing")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +66,10 @@ class JobStatus(_message.Message):
     CHECKPOINT_PATH_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     name: str
     attempt: int
     training_identity: str
@@ -80,7 +86,11 @@ class JobStatus(_message.Message):
     checkpoint_path: str
     checkpoint_step: int
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., attempt: _Optional[int] = ..., training_identity: _Optional[str] = ..., phase: _Optional[str] = ..., activity: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[float] = ..., seconds_left: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[RoleStatus, _Mapping]]] = ..., restart_requests: _Optional[_Iterable[_Union[RestartRequest, _Mapping]]] = ..., checkpoint_path: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    reason: str
+    message: str
+    not_finite: _containers.RepeatedScalarFieldContainer[str]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., attempt: _Optional[int] = ..., training_identity: _Optional[str] = ..., phase: _Optional[str] = ..., activity: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[float] = ..., seconds_left: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[RoleStatus, _Mapping]]] = ..., restart_requests: _Optional[_Iterable[_Union[RestartRequest, _Mapping]]] = ..., checkpoint_path: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., not_finite: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -131,5 +141,21 @@ class StopRequest(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
 
 class StopResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResizeRequest(_message.Message):
+    __slots__ = ("rollout_replicas", "min_rollout_replicas", "reward_replicas", "min_reward_replicas")
+    ROLLOUT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    MIN_ROLLOUT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REWARD_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    MIN_REWARD_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    rollout_replicas: int
+    min_rollout_replicas: int
+    reward_replicas: int
+    min_reward_replicas: int
+    def __init__(self, rollout_replicas: _Optional[int] = ..., min_rollout_replicas: _Optional[int] = ..., reward_replicas: _Optional[int] = ..., min_reward_replicas: _Optional[int] = ...) -> None: ...
+
+class ResizeResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

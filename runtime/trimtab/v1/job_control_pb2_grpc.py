@@ -59,6 +59,11 @@ class JobControlStub:
                 request_serializer=trimtab_dot_v1_dot_job__control__pb2.StopRequest.SerializeToString,
                 response_deserializer=trimtab_dot_v1_dot_job__control__pb2.StopResponse.FromString,
                 _registered_method=True)
+        self.Resize = channel.unary_unary(
+                '/trimtab.v1.JobControl/Resize',
+                request_serializer=trimtab_dot_v1_dot_job__control__pb2.ResizeRequest.SerializeToString,
+                response_deserializer=trimtab_dot_v1_dot_job__control__pb2.ResizeResponse.FromString,
+                _registered_method=True)
 
 
 class JobControlServicer:
@@ -94,6 +99,12 @@ class JobControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +132,11 @@ def add_JobControlServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=trimtab_dot_v1_dot_job__control__pb2.StopRequest.FromString,
                     response_serializer=trimtab_dot_v1_dot_job__control__pb2.StopResponse.SerializeToString,
+            ),
+            'Resize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resize,
+                    request_deserializer=trimtab_dot_v1_dot_job__control__pb2.ResizeRequest.FromString,
+                    response_serializer=trimtab_dot_v1_dot_job__control__pb2.ResizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -258,6 +274,33 @@ class JobControl:
             '/trimtab.v1.JobControl/Stop',
             trimtab_dot_v1_dot_job__control__pb2.StopRequest.SerializeToString,
             trimtab_dot_v1_dot_job__control__pb2.StopResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trimtab.v1.JobControl/Resize',
+            trimtab_dot_v1_dot_job__control__pb2.ResizeRequest.SerializeToString,
+            trimtab_dot_v1_dot_job__control__pb2.ResizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

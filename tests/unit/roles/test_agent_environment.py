@@ -19,6 +19,7 @@ POD = {
     "TRIMTAB_COORDINATOR": "127.0.0.1:7000",
     "TRIMTAB_HOST": "10.0.0.7",
     "TRIMTAB_TERMINATION_LOG": "/dev/termination-log",
+    "TRIMTAB_TLS_DIR": "/etc/trimtab/tls",
 }
 
 
@@ -45,6 +46,8 @@ def test_pod_environment_survives_the_way_through_variables() -> None:
     env = PodEnvironment.from_environ(POD)
     assert env.to_environ() == POD
     assert env.pod_name == "actor-0-1"
+    assert env.in_pod
+    assert not PodEnvironment.from_environ(POD | {"TRIMTAB_LAUNCHER_PID": "7"}).in_pod
 
 
 def test_worker_environment_survives_the_way_through_variables() -> None:
@@ -60,12 +63,21 @@ def test_worker_environment_survives_the_way_through_variables() -> None:
         ({"TRIMTAB_JOB": ""}, "TRIMTAB_JOB is not set"),
         ({"TRIMTAB_ROLE": "trainer"}, "TRIMTAB_ROLE is 'trainer', allowed are coordinator, actor"),
         ({"TRIMTAB_NODE": "first"}, "TRIMTAB_NODE is 'first', not a whole number"),
+        ({"TRIMTAB_TLS_DIR": ""}, "TRIMTAB_HOST is 10.0.0.7, .* TRIMTAB_TLS_DIR is not set"),
     ],
-    ids=["a variable is missing", "the role is unknown", "a number is text"],
+    ids=["a variable is missing", "the role is unknown", "a number is text", "plain beyond the machine"],
 )
 def test_pod_environment_that_is_wrong_names_the_variable(changes: dict[str, str], text: str) -> None:
     with pytest.raises(UserError, match=text):
         PodEnvironment.from_environ(POD | changes)
+
+
+@pytest.mark.parametrize(
+    ("host", "bound"), [("127.0.0.9", "127.0.0.9"), ("::1", "[::1]"), ("localhost", "localhost")]
+)
+def test_plain_pod_stays_on_its_machine_and_its_host_fits_before_a_port(host: str, bound: str) -> None:
+    env = PodEnvironment.from_environ(POD | {"TRIMTAB_HOST": host, "TRIMTAB_TLS_DIR": ""})
+    assert (env.tls_dir, env.bind_host) == (None, bound)
 
 
 def test_rank_environments_of_an_actor_pod_are_its_share_of_the_world() -> None:

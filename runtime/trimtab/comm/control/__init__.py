@@ -8,7 +8,7 @@ from trimtab.comm.control.constants import PROTOCOL_VERSION, RefusalReason
 from trimtab.comm.control.errors import CommandError, CoordinatorLostError, RefusedError, error_kind
 from trimtab.comm.control.job_control import JobControlClient, JobControlHandler
 from trimtab.comm.control.keys import WorkerKey
-from trimtab.comm.control.server import ControlServer, WorkerInfo
+from trimtab.comm.control.server import ControlServer, NotAdmitted, WorkerInfo
 from trimtab.comm.control.session import WorkerSession
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "CoordinatorLostError",
     "JobControlClient",
     "JobControlHandler",
+    "NotAdmitted",
     "RefusalReason",
     "RefusedError",
     "WorkerInfo",

@@ -18,18 +18,31 @@ SERVER_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # a peer that connects and says nothing
 )
 
-CHANNEL_OPTIONS: Final = (
+_CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A coordinator whose machine vanished sends no FIN; the ping finds out.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     # Every dial is a channel of its own with our backoff; a shared subchannel would bring gRPC's.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.http2.max_pings_without_data", 0),
 )
+
+
+def channel_options(*, silence_s: float = 20.0) -> tuple[tuple[str, int], ...]:
+    """Options of a channel to the coordinator.
+
+    A coordinator whose machine vanished sends no FIN: pings find out, within `silence_s`.
+    """
+    each_ms = max(1000, int(silence_s * 1000 / 3))  # a ping, and its answer's deadline, within two thirds
+    return (
+        *_CHANNEL_OPTIONS,
+        ("grpc.keepalive_time_ms", each_ms),
+        ("grpc.keepalive_timeout_ms", each_ms),
+        ("grpc.http2.ping_timeout_ms", each_ms),  # else a minute, whatever the line above says
+    )
 
 
 class RefusalReason(StrEnum):
@@ -38,7 +51,6 @@ class RefusalReason(StrEnum):
     PROTOCOL_VERSION = "protocol-version"
     TRAINING_IDENTITY = "training-identity"
     ATTEMPT_OLDER = "attempt-older"
-    ATTEMPT_NEWER = "attempt-newer"
     INCARNATION_OLDER = "incarnation-older"
     NOT_ADMITTED = "not-admitted"
     NOT_A_REGISTRATION = "not-a-registration"

@@ -1,4 +1,4 @@
-"""JobControl: what the CLI, the launcher and later the operator ask of a running job.
+"""JobControl: what the CLI, the launcher and the operator ask of a running job.
 
 `JobControlHandler` is implemented by the coordinator; `JobControlServicer` puts it on the wire, on the
 coordinator's loop. `JobControlClient` is the blocking client of the CLI, on the caller's thread.
@@ -11,7 +11,9 @@ from typing import Any, NoReturn, Protocol, Self
 import grpc
 import grpc.aio
 
-from trimtab.comm.control.constants import CHANNEL_OPTIONS
+from trimtab.comm.control.constants import channel_options
+from trimtab.comm.control.peers import Peers
+from trimtab.comm.tls import JobTls, channel
 from trimtab.errors import DeadlineError, TrimtabError, UserError
 from trimtab.v1 import job_control_pb2 as jc
 from trimtab.v1 import job_control_pb2_grpc as jc_grpc
@@ -44,24 +46,32 @@ class JobControlHandler(Protocol):
         """Ask the job to stop and return at once; repeating it can only shorten the grace."""
         ...
 
+    async def resize(self, request: jc.ResizeRequest) -> jc.ResizeResponse:
+        """Take the numbers of replicas from now on; returns once they count, repeating it is harmless."""
+        ...
+
 
 class JobControlServicer(jc_grpc.JobControlServicer):
-    """Delegates to the handler and turns its errors into gRPC status codes."""
+    """Lets through who may ask, delegates to the handler and turns its errors into gRPC status codes."""
 
-    def __init__(self, handler: JobControlHandler) -> None:
+    def __init__(self, handler: JobControlHandler, peers: Peers) -> None:
         self._handler = handler
+        self._peers = peers
 
     async def GetStatus(self, request: jc.GetStatusRequest, context: Any) -> jc.JobStatus:  # noqa: N802
         """See the proto."""
+        await self._peers.require_control(context, "GetStatus")
         return await self._handler.get_status()
 
     async def Watch(self, request: jc.WatchRequest, context: Any) -> AsyncIterator[jc.JobStatus]:  # noqa: N802
         """See the proto."""
+        await self._peers.require_control(context, "Watch")
         async for status in self._handler.watch():
             yield status
 
     async def Checkpoint(self, request: jc.CheckpointRequest, context: Any) -> jc.CheckpointResponse:  # noqa: N802
         """See the proto."""
+        await self._peers.require_control(context, "Checkpoint")
         try:
             return await self._handler.checkpoint(request)
         except TrimtabError as error:
@@ -71,6 +81,7 @@ class JobControlServicer(jc_grpc.JobControlServicer):
         self, request: jc.UpdateRolloutRequest, context: Any
     ) -> jc.UpdateRolloutResponse:
         """See the proto."""
+        await self._peers.require_control(context, "UpdateRollout")
         try:
             return await self._handler.update_rollout(request)
         except TrimtabError as error:
@@ -78,8 +89,17 @@ class JobControlServicer(jc_grpc.JobControlServicer):
 
     async def Stop(self, request: jc.StopRequest, context: Any) -> jc.StopResponse:  # noqa: N802
         """See the proto."""
+        await self._peers.require_control(context, "Stop")
         try:
             return await self._handler.stop(request)
+        except TrimtabError as error:
+            await _abort(context, error)
+
+    async def Resize(self, request: jc.ResizeRequest, context: Any) -> jc.ResizeResponse:  # noqa: N802
+        """See the proto."""
+        await self._peers.require_control(context, "Resize")
+        try:
+            return await self._handler.resize(request)
         except TrimtabError as error:
             await _abort(context, error)
 
@@ -102,9 +122,9 @@ class JobControlClient:
     running) and `TrimtabError` with the coordinator's own message.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: JobTls | None = None) -> None:
         self._address = address
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = channel(address, tls, channel_options())
         self._stub = jc_grpc.JobControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
@@ -148,6 +168,10 @@ class JobControlClient:
     def stop(self, *, reason: str, grace_s: float, timeout_s: float = 10.0) -> None:
         """Ask the job to stop; returns once the coordinator has taken note."""
         self._call(self._stub.Stop, jc.StopRequest(reason=reason, grace_s=grace_s), timeout_s)
+
+    def resize(self, request: jc.ResizeRequest, *, timeout_s: float = 10.0) -> None:
+        """Change the numbers of replicas; returns once the coordinator goes by them."""
+        self._call(self._stub.Resize, request, timeout_s)
 
     def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:

@@ -1,8 +1,10 @@
-"""ControlServer: the coordinator's end of the control plane. Runs on the coordinator's asyncio loop.
+r"""ControlServer: the coordinator's end of the control plane. Runs on the coordinator's asyncio loop.
 
 The coordinator makes one, gives it callbacks, and awaits `start`. Workers then dial in:
 
-    (stream opened) --Register--> checked --refused--> Refused, stream closed
+    (stream opened) --Register--> checked --refused--> Refused, stream closed, never dialled again
+                                     |   \--not yet--> UNAVAILABLE, dialled again: this coordinator is about
+                                     |                 to be replaced, or to hear of more replicas
                                      |
                                   Welcome, on_join
                                      |
@@ -39,6 +41,8 @@ from trimtab.comm.control.errors import CommandError
 from trimtab.comm.control.job_control import JobControlHandler, JobControlServicer
 from trimtab.comm.control.keys import WorkerKey
 from trimtab.comm.control.ledger import digest
+from trimtab.comm.control.peers import Peers
+from trimtab.comm.tls import JobTls
 from trimtab.errors import DeadlineError, UserError, WorkerLostError
 from trimtab.v1 import control_pb2 as pb
 from trimtab.v1 import control_pb2_grpc as pb_grpc
@@ -49,6 +53,16 @@ logger = logging.getLogger(__name__)
 OnJoin = Callable[[WorkerKey, pb.Register], None]
 OnLeave = Callable[[WorkerKey, str], None]
 OnFailed = Callable[[WorkerKey, str, str], None]
+OnLeaving = Callable[[WorkerKey, str], None]
+
+
+@dataclass(frozen=True)
+class NotAdmitted:
+    """Why the coordinator does not take a worker that is what it says it is."""
+
+    message: str
+    final: bool = True
+    """Whether the worker is to give up; else it dials again, until its own deadline."""
 
 
 @dataclass
@@ -88,10 +102,11 @@ class _Connection:
 class ControlServer:
     """Accepts workers, sends them commands, and tells the coordinator who came and who went.
 
-    `admit` may refuse a registration that passed every check here, by returning the text to refuse it
-    with. All callbacks run on the server's loop, must not block, and are called in the order of events:
-    `on_join` for a worker always comes before its `on_leave`, and a replaced stream's `on_leave` before
-    the new stream's `on_join`.
+    `admit` may refuse a registration that passed every check here. With `tls` only peers with a certificate
+    of the job get through, each to what is its own (`trimtab.comm.control.peers`). All callbacks run on the
+    server's loop, must not block, and are called in the order of events: `on_join` for a worker always comes
+    before its `on_leave`, and a replaced stream's `on_leave` before the new stream's `on_join`. `on_leaving`
+    tells, once for each of its streams, of a worker whose pod is about to be ended.
     """
 
     def __init__(
@@ -103,11 +118,13 @@ class ControlServer:
         heartbeat_timeout_s: float,
         experience_address: str,
         coordinator_instance: str,
-        admit: Callable[[pb.Register], str | None],
+        admit: Callable[[pb.Register], NotAdmitted | None],
         on_join: OnJoin,
         on_leave: OnLeave,
         on_failed: OnFailed,
         job_control: JobControlHandler,
+        on_leaving: OnLeaving | None = None,
+        tls: JobTls | None = None,
     ) -> None:
         self._training_identity = training_identity
         self._attempt = attempt
@@ -119,7 +136,10 @@ class ControlServer:
         self._on_join = on_join
         self._on_leave = on_leave
         self._on_failed = on_failed
+        self._on_leaving = on_leaving
         self._job_control = job_control
+        self._tls = tls
+        self._peers = Peers(secured=tls is not None)
         self._connections: dict[tuple[str, int, int, int], _Connection] = {}
         self._newest_incarnation: dict[tuple[str, int, int, int], int] = {}
         self._left = asyncio.Condition()
@@ -131,10 +151,13 @@ class ControlServer:
         """Listen on `host:port` (port 0: any free one) and return the port. UserError where it is taken."""
         server = grpc.aio.server(options=SERVER_OPTIONS)
         pb_grpc.add_CoordinatorServicer_to_server(_Servicer(self._serve), server)  # type: ignore[no-untyped-call]
-        job_control = JobControlServicer(self._job_control)
+        job_control = JobControlServicer(self._job_control, self._peers)
         jc_grpc.add_JobControlServicer_to_server(job_control, server)  # type: ignore[no-untyped-call]
         try:
-            port = server.add_insecure_port(address)
+            if self._tls is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._tls.server_credentials())
         except RuntimeError as error:
             await server.stop(grace=None)
             raise UserError(
@@ -218,7 +241,8 @@ class ControlServer:
         if self._server is not None:
             await self._server.stop(grace=1.0)
 
-    def _refusal(self, register: pb.Register) -> tuple[RefusalReason, str] | None:
+    def _refusal(self, register: pb.Register) -> tuple[RefusalReason | None, str] | None:
+        """Why a registration is declined; without a reason it is for now only, and the worker dials again."""
         worker = WorkerKey.from_proto(register.worker)
         if register.protocol_version != PROTOCOL_VERSION:
             return RefusalReason.PROTOCOL_VERSION, (
@@ -236,7 +260,7 @@ class ControlServer:
                 "it was started again meanwhile"
             )
         if register.attempt > self._attempt:
-            return RefusalReason.ATTEMPT_NEWER, (
+            return None, (
                 f"{worker} is of attempt {register.attempt}, this coordinator is still of attempt "
                 f"{self._attempt}: it reached a coordinator that is to be replaced"
             )
@@ -245,8 +269,10 @@ class ControlServer:
             return RefusalReason.INCARNATION_OLDER, (
                 f"{worker} is incarnation {worker.incarnation}, incarnation {newest} has registered already"
             )
-        text = self._admit(register)
-        return None if text is None else (RefusalReason.NOT_ADMITTED, text)
+        denied = self._admit(register)
+        if denied is None:
+            return None
+        return RefusalReason.NOT_ADMITTED if denied.final else None, denied.message
 
     async def _serve(self, context: Any) -> None:
         """One stream, from its registration to its end."""
@@ -255,6 +281,8 @@ class ControlServer:
         first = await _read_first(context)
         if first is None:
             return
+        # Only now: a stream that ends before the other side has written loses its status there.
+        await self._peers.require_worker(context)
         if first.WhichOneof("body") != "register":
             refused = pb.Refused(
                 reason=RefusalReason.NOT_A_REGISTRATION,
@@ -266,6 +294,9 @@ class ControlServer:
         refusal = self._refusal(register)
         if refusal is not None:
             reason, message = refusal
+            if reason is None:
+                logger.info("not yet: %s", message)
+                await context.abort(grpc.StatusCode.UNAVAILABLE, message)
             logger.warning("refused: %s", message)
             refused = pb.Refused(reason=reason, message=message)
             await context.write(pb.CoordinatorMessage(refused=refused))
@@ -335,6 +366,9 @@ class ControlServer:
             info.last_seen_s = loop.time()
             body = message.WhichOneof("body")
             if body == "heartbeat":
+                leaving, known = message.heartbeat.leaving, info.heartbeat.leaving
+                if leaving and not known and self._on_leaving is not None:
+                    self._on_leaving(connection.worker, leaving)
                 info.heartbeat = message.heartbeat
                 info.register.applied_step = message.heartbeat.applied_step
                 info.register.weight_version = message.heartbeat.weight_version

@@ -33,10 +33,11 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from trimtab.comm.control.constants import CHANNEL_OPTIONS, REGISTRATION_TIMEOUT_S
+from trimtab.comm.control.constants import REGISTRATION_TIMEOUT_S, channel_options
 from trimtab.comm.control.errors import CoordinatorLostError, RefusedError, error_kind
 from trimtab.comm.control.keys import WorkerKey
 from trimtab.comm.control.ledger import Admission, CommandLedger
+from trimtab.comm.tls import JobTls, aio_channel
 from trimtab.errors import TrimtabError
 from trimtab.v1 import control_pb2 as pb
 from trimtab.v1 import control_pb2_grpc as pb_grpc
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 2.0
 FLUSH_TIMEOUT_S = 5.0
+STATUS_TIMEOUT_S = 1.0
 _STREAM_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError)
 
 
@@ -61,11 +63,13 @@ class WorkerSession:
 
     `register` says who the worker is; its applied_step and weight_version are brought up to date from
     `update_state` at every registration. `dial_timeout_s` bounds how long it goes without a coordinator,
-    at the start and after each loss. `on_new_coordinator(welcome)` is called on the session's thread
-    after it has registered with another coordinator process than before; it must not block.
+    at the start and after each loss. `silence_s` is how long the coordinator's machine may say nothing at
+    all before the stream counts as broken. `on_new_coordinator(welcome)` is called on the session's thread
+    after it has registered with another coordinator process than before; it must not block. Every dial looks
+    the coordinator's name up anew, and reads the certificates of `tls` anew.
 
-    `reply`, `update_state`, `fail` and `close` may be called from any thread. As a context manager it
-    reports an exception that leaves the block with `fail`, and closes.
+    `reply`, `update_state`, `leave`, `fail` and `close` may be called from any thread. As a context manager
+    it reports an exception that leaves the block with `fail`, and closes.
     """
 
     def __init__(
@@ -74,12 +78,16 @@ class WorkerSession:
         coordinator: str,
         *,
         dial_timeout_s: float,
+        silence_s: float = 20.0,
+        tls: JobTls | None = None,
         on_new_coordinator: Callable[[pb.Welcome], None] | None = None,
     ) -> None:
         self._register = register
         self._worker = WorkerKey.from_proto(register.worker)
         self._coordinator = coordinator
         self._dial_timeout_s = dial_timeout_s
+        self._options = channel_options(silence_s=silence_s)
+        self._tls = tls
         self._on_new_coordinator = on_new_coordinator
         self._ledger = CommandLedger()
         self._inbox: queue.SimpleQueue[pb.Command | _End] = queue.SimpleQueue()
@@ -183,6 +191,15 @@ class WorkerSession:
             for name, value in (gauges or {}).items():
                 self._state.gauges[name] = value
 
+    def leave(self, reason: str) -> None:
+        """Tell the coordinator, now and whichever comes next, that this worker's pod is about to be ended.
+
+        The session goes on: the coordinator says when to leave. Not for a signal handler: it takes a lock.
+        """
+        with self._lock:
+            self._state.leaving = reason
+        self._post(pb.WorkerMessage(heartbeat=self._snapshot()))
+
     def fail(self, message: str, kind: str) -> None:
         """Tell the coordinator that this worker cannot go on, and close the session."""
         failed = pb.WorkerFailed(message=f"{self._worker}: {message}", error_kind=kind)
@@ -279,7 +296,7 @@ class WorkerSession:
         """Serve one stream from dial to end; returns whether it was welcomed, and why it ended."""
         loop = asyncio.get_running_loop()
         self._outbox = asyncio.Queue()
-        async with grpc.aio.insecure_channel(self._coordinator, options=CHANNEL_OPTIONS) as channel:
+        async with aio_channel(self._coordinator, self._tls, self._options) as channel:
             stream: Any = pb_grpc.CoordinatorStub(channel).Session()  # type: ignore[no-untyped-call]
             try:
                 limit_s = min(REGISTRATION_TIMEOUT_S, max(0.1, deadline - loop.time()))
@@ -295,7 +312,7 @@ class WorkerSession:
                 self._accept(first.welcome)
                 return True, await self._serve(stream, first.welcome.heartbeat_interval_s)
             except _STREAM_ERRORS as error:
-                return False, _describe(error)
+                return False, await _last_word(stream, error)
             finally:
                 stream.cancel()
                 self._outbox = None
@@ -365,6 +382,18 @@ class WorkerSession:
                 await stream.done_writing()
                 return
             await stream.write(message)
+
+
+async def _last_word(stream: Any, error: BaseException) -> str:
+    """Why a stream ended: a write that fails says less than the status that the server sent meanwhile."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                code, details = await stream.code(), await stream.details()
+        except TimeoutError:
+            return _describe(error)
+        return f"{code.name}: {details}"
+    return _describe(error)
 
 
 def _describe(error: BaseException) -> str:

@@ -8,7 +8,9 @@ import zmq
 import zmq.asyncio
 
 from trimtab.comm.experience.frames import FrameError, Message, decode, encode
-from trimtab.comm.experience.sockets import buffers, configure
+from trimtab.comm.experience.guard import Guard
+from trimtab.comm.experience.sockets import buffers, configure, take_family
+from trimtab.comm.tls import CurveServer
 from trimtab.errors import DeadlineError, UserError, WorkerLostError
 
 logger = logging.getLogger(__name__)
@@ -22,20 +24,24 @@ class ExperienceHub:
 
     A worker that connects under a name that is in use takes it over (a restarted process comes before
     the old connection is known to be dead). What it can lose, and why nothing is doubled or reordered,
-    is said in the package's docstring. One task receives; any number may send.
+    is said in the package's docstring. One task receives; any number may send. With `curve` (and on a
+    running loop) only workers with the job's key get in, and what they say is encrypted; without it,
+    everything is plain.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, curve: CurveServer | None = None) -> None:
         self._context = zmq.asyncio.Context()
         self._socket: Any = self._context.socket(zmq.ROUTER)
         configure(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown or full peer is an error, not a drop
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._guard = None if curve is None else Guard(self._context, self._socket, curve)
         self.num_refused = 0
         """Messages thrown away because they were not messages of this version."""
 
     def bind(self, address: str) -> str:
         """Listen on `tcp://host:port` (port *: any free one), return the endpoint. UserError if taken."""
+        take_family(self._socket, address)
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -101,5 +107,7 @@ class ExperienceHub:
 
     def close(self) -> None:
         """Close at once; what is still queued is dropped."""
+        if self._guard is not None:
+            self._guard.close()
         self._socket.close()
         self._context.term()

@@ -13,7 +13,9 @@ import zmq
 import zmq.asyncio
 
 from trimtab.comm.experience.frames import FrameError, Message, decode, encode
-from trimtab.comm.experience.sockets import buffers, configure
+from trimtab.comm.experience.guard import connect_with
+from trimtab.comm.experience.sockets import buffers, configure, take_family
+from trimtab.comm.tls import CurveClient
 from trimtab.errors import DeadlineError
 
 logger = logging.getLogger(__name__)
@@ -26,14 +28,19 @@ _FLUSH_S: Final = 5.0
 class _Dealer:
     """What the two links share: the socket, its peer, and moving to another one."""
 
-    def __init__(self, context: "zmq.Context[Any]", identity: str, address: str) -> None:
+    def __init__(
+        self, context: "zmq.Context[Any]", identity: str, address: str, curve: CurveClient | None
+    ) -> None:
         self.identity = identity
         self._context = context
         self._socket: Any = context.socket(zmq.DEALER)
         configure(self._socket)
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
+        if curve is not None:
+            connect_with(self._socket, curve)
         self._wanted = address
         self._connected = address
+        take_family(self._socket, address)
         self._socket.connect(address)
         self.num_refused = 0
         """Messages thrown away because they were not messages of this version."""
@@ -56,6 +63,7 @@ class _Dealer:
         if wanted != self._connected:
             logger.info("%s follows the coordinator from %s to %s", self.identity, self._connected, wanted)
             self._socket.disconnect(self._connected)
+            take_family(self._socket, wanted)
             self._socket.connect(wanted)
             self._connected = wanted
 
@@ -77,8 +85,8 @@ class _Dealer:
 class ExperienceLink(_Dealer):
     """The blocking link, for roles whose main thread computes (actor)."""
 
-    def __init__(self, identity: str, address: str) -> None:
-        super().__init__(zmq.Context(), identity, address)
+    def __init__(self, identity: str, address: str, curve: CurveClient | None = None) -> None:
+        super().__init__(zmq.Context(), identity, address, curve)
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Queue a message, whose arrays must not change afterwards; DeadlineError if the queue stays full."""
@@ -117,8 +125,8 @@ class ExperienceLink(_Dealer):
 class AsyncExperienceLink(_Dealer):
     """The link of asyncio roles (rollout, reward). One task receives; any number may send."""
 
-    def __init__(self, identity: str, address: str) -> None:
-        super().__init__(zmq.asyncio.Context(), identity, address)
+    def __init__(self, identity: str, address: str, curve: CurveClient | None = None) -> None:
+        super().__init__(zmq.asyncio.Context(), identity, address, curve)
 
     async def send(self, message: Message, timeout_s: float) -> None:
         """As `ExperienceLink.send`."""

@@ -13,6 +13,8 @@ response a few KiB, so this is small in memory; a batch is large, but there is o
 
 _HEARTBEAT_INTERVAL_MS: Final = 5_000
 _HEARTBEAT_TIMEOUT_MS: Final = 30_000
+_HANDSHAKE_MS: Final = 10_000
+"""A peer that connects and says nothing is let go after this."""
 
 
 def configure(socket: "zmq.Socket[Any]") -> None:
@@ -23,6 +25,12 @@ def configure(socket: "zmq.Socket[Any]") -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_INTERVAL_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+
+
+def take_family(socket: "zmq.Socket[Any]", address: str) -> None:
+    """Let the socket speak IPv6 where its address is one. Not always: it would then write IPv4 as IPv6."""
+    socket.setsockopt(zmq.IPV6, int("[" in address))
 
 
 def buffers(frames: Sequence[zmq.Frame]) -> list[memoryview]:

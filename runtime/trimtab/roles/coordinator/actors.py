@@ -86,6 +86,20 @@ class ActorUnit:
         self.num_parameters = ready.num_parameters
         return int(ready.applied_step)
 
+    async def settle(self) -> None:
+        """Wait until every rank has finished what a coordinator before this one asked of it.
+
+        A rank that still writes a checkpoint would otherwise do so into the folder that is made for the next.
+        """
+        deadlines = self._job.job.spec.deadlines
+        timeout_s = float(max(deadlines.update_seconds, deadlines.checkpoint_seconds))
+        command = pb.Command(
+            key=f"settle/{self._instance}",
+            timeout_s=timeout_s,
+            leave_weight_group=pb.LeaveWeightGroup(group="none"),  # ranks take their commands in order
+        )
+        await self.call([command] * len(self.ranks), timeout_s=timeout_s)
+
     async def update(self, batch: TrainBatch, meta: Mapping[str, object], *, step: int) -> dict[str, float]:
         """One step's optimiser updates; global metrics. Sent under a key that makes it happen once."""
         key = f"update/{self.incarnation}/{step}"

@@ -1,4 +1,4 @@
-"""JobControl on the coordinator: status, watch, checkpoint now, change the sampling, stop.
+"""JobControl on the coordinator: status, watch, checkpoint now, change the sampling, resize, stop.
 
 Implements `trimtab.comm.control.JobControlHandler`; runs on the coordinator's loop. It only takes notes:
 the training loop looks at them between two steps, and `StopWish.deadline_s` also during one.
@@ -6,12 +6,14 @@ the training loop looks at them between two steps, and `StopWish.deadline_s` als
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from trimtab.api.conditions import Phase
 from trimtab.errors import DeadlineError, UserError
-from trimtab.roles.coordinator.status import ENDED, Phase, StatusBoard
+from trimtab.roles.coordinator.membership import Sizes
+from trimtab.roles.coordinator.status import ENDED, StatusBoard
 from trimtab.v1 import job_control_pb2 as job_pb
 
 WATCH_INTERVAL_S = 0.25
@@ -19,7 +21,7 @@ T = TypeVar("T")
 
 
 class StopNow(Exception):  # noqa: N818 - a signal between tasks, not an error
-    """The grace of a stop is over: what is under way is given up."""
+    """The grace of a stop, or of the actor's leave, is over: what is under way is given up."""
 
 
 @dataclass
@@ -29,6 +31,9 @@ class Wishes:
     stop_reason: str | None = None
     stop_deadline: float | None = None
     """Monotonic time by which the running step is to be over."""
+    leave_reason: str | None = None
+    """Why the actor's pods are about to be ended: it is to leave with a checkpoint, and come back."""
+    leave_deadline: float | None = None
     checkpoints: list["asyncio.Future[tuple[str, int]]"] = field(default_factory=list)
     rollout_changes: dict[str, float] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -40,10 +45,23 @@ class Wishes:
         self.stop_deadline = deadline if self.stop_deadline is None else min(deadline, self.stop_deadline)
         self.changed.set()
 
+    def leave(self, reason: str, grace_s: float) -> None:
+        """The actor has to leave; what is said first counts."""
+        if self.leave_reason is None:
+            self.leave_reason, self.leave_deadline = reason, time.monotonic() + grace_s
+            self.changed.set()
+
+    def actor_left(self) -> None:
+        """The leave has been taken."""
+        self.leave_reason = self.leave_deadline = None
+
+    def _grace_left_s(self) -> float | None:
+        deadlines = [d for d in (self.stop_deadline, self.leave_deadline) if d is not None]
+        return min(deadlines) - time.monotonic() if deadlines else None
+
     async def past_grace(self) -> None:
-        """Return when a stop's grace is over."""
-        while self.stop_deadline is None or time.monotonic() < self.stop_deadline:
-            left = None if self.stop_deadline is None else self.stop_deadline - time.monotonic()
+        """Return when a stop's or a leave's grace is over."""
+        while (left := self._grace_left_s()) is None or left > 0:
             self.changed.clear()
             try:
                 async with asyncio.timeout(left):
@@ -52,7 +70,7 @@ class Wishes:
                 continue
 
     async def within_grace(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`; raises StopNow (and cancels it) when a stop's grace is over before it is done."""
+        """Await `work`; raises StopNow (and cancels it) when a grace is over before it is done."""
         task, watch = asyncio.ensure_future(work), asyncio.create_task(self.past_grace())
         try:
             await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -72,6 +90,8 @@ class JobControl:
         self._max_response_tokens = max_response_tokens
         self._board = board
         self._wishes = wishes
+        self.take_sizes: Callable[[Sizes], Awaitable[None]] | None = None
+        """What a resize is passed on to; set by the coordinator's main."""
 
     async def get_status(self) -> job_pb.JobStatus:
         """See JobControlHandler."""
@@ -130,6 +150,30 @@ class JobControl:
         """See JobControlHandler."""
         self.request_stop(request.reason or "asked to stop", max(0.0, request.grace_s))
         return job_pb.StopResponse()
+
+    async def resize(self, request: job_pb.ResizeRequest) -> job_pb.ResizeResponse:
+        """See JobControlHandler."""
+        sizes = {
+            "rollout": (request.rollout_replicas, request.min_rollout_replicas),
+            "reward": (request.reward_replicas, request.min_reward_replicas),
+        }
+        for role, (replicas, least) in sizes.items():
+            if not 1 <= least <= replicas:
+                raise UserError(
+                    f"{role}: {replicas} replicas, at least {least}; allowed: 1 and more, at least 1 and no "
+                    "more than the replicas"
+                )
+        if self._board.phase not in ENDED:
+            assert self.take_sizes is not None
+            await self.take_sizes(
+                Sizes(
+                    rollouts=request.rollout_replicas,
+                    min_rollouts=request.min_rollout_replicas,
+                    rewards=request.reward_replicas,
+                    min_rewards=request.min_reward_replicas,
+                )
+            )
+        return job_pb.ResizeResponse()
 
     def request_stop(self, reason: str, grace_s: float) -> None:
         """Note the wish, and show it; also what a signal does."""

@@ -3,7 +3,8 @@
     prepare -> bring up the actor -> [ validate / save / one step ]* -> finish
                     ^                            |
                     +------ the actor is lost ---+   (resume where the journal stands if it came back with
-                                                      what it held, else from the last checkpoint)
+                    |                            |    what it held, else from the last checkpoint)
+                    +-- its pods are evicted ----+   (checkpoint first, then it is sent away)
 
 `Coordinator.run` is called by `main`. Whatever ends the job raises out of it or returns a phase; whatever
 can be cured (a lost rollout, a lost actor, a coordinator that died) is dealt with inside.
@@ -13,13 +14,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trimtab.algorithms.grpo import grpo_step, kl_controller
 from trimtab.api import ResolvedJob
-from trimtab.comm.control import ControlServer
+from trimtab.api.conditions import Phase
+from trimtab.comm.control import ControlServer, WorkerKey
 from trimtab.comm.experience import ExperienceHub
 from trimtab.episodes import Episode, Sample
 from trimtab.errors import ExitCode, OutOfMemoryError, TrimtabError, UserError
@@ -31,14 +33,14 @@ from trimtab.roles.coordinator.actors import ActorLostError, ActorUnit
 from trimtab.roles.coordinator.control import StopNow, Wishes
 from trimtab.roles.coordinator.dispatch import WorkPool
 from trimtab.roles.coordinator.journal import Journal, Record
-from trimtab.roles.coordinator.membership import RECONNECT_GRACE_S, Member, Members
+from trimtab.roles.coordinator.membership import RECONNECT_GRACE_S, Member, Members, Sizes
 from trimtab.roles.coordinator.prepare import Prepared, prepare
 from trimtab.roles.coordinator.routing import route_messages
 from trimtab.roles.coordinator.saving import CheckpointKeeper
 from trimtab.roles.coordinator.scoring import Scorer
 from trimtab.roles.coordinator.source import EpisodeSource, Generator, RequestSettings
 from trimtab.roles.coordinator.state import TrainingState
-from trimtab.roles.coordinator.status import Phase, StatusBoard
+from trimtab.roles.coordinator.status import StatusBoard
 from trimtab.roles.coordinator.step import StepContext
 from trimtab.roles.coordinator.step_metrics import episode_metrics, timing_metrics
 from trimtab.roles.coordinator.validation import validate
@@ -65,7 +67,9 @@ class Coordinator:
         wishes: Wishes,
         server: ControlServer,
         hub: ExperienceHub,
+        arrival_s: float,
     ) -> None:
+        """`arrival_s` is how long a role may take until its workers are here."""
         self.job = job
         self.spec = job.job.spec
         self.members = members
@@ -77,10 +81,17 @@ class Coordinator:
         self.run_dir = Path(job.run_dir)
         self._journal = Journal(self.run_dir / "journal")
         self._record: Record | None = self._journal.read(attempt=job.attempt)
+        sizes = self._journal.read_sizes(attempt=job.attempt)
+        if sizes is not None:
+            members.resize(Sizes(**sizes))
+        self._arrival_s = arrival_s
         self._state = TrainingState()
         self._resumed = False
         self._dead_incarnation = -1
+        self._actor_loaded = False
+        """It has a model: that of `_state`, or in the middle of a step what the journal's stage says."""
         self._actor_ready = False
+        """And everybody else that the job needs is here too."""
         self._actor_checkpoint = ""
         self._late = asyncio.Event()
         self.actor = ActorUnit(job, members, server, hub, instance=instance)
@@ -98,6 +109,7 @@ class Coordinator:
         self._generator: Generator | None = None
         self._background: list[asyncio.Task[None]] = []
         members.on_join.append(self._joined)
+        members.on_leaving.append(self._leaving_said)
 
     # -- the life of the job ---------------------------------------------------------------------
 
@@ -143,29 +155,32 @@ class Coordinator:
                 if await self._guarded(self._advance()):
                     return Phase.STOPPED if self._stopping else Phase.COMPLETE
             except StopNow:
-                log.warning("the grace to stop is over: step %d is given up", self._state.step + 1)
+                log.warning("the grace is over: step %d is given up", self._state.step + 1)
                 await self._give_up_step()
-                await self._save_before_stopping()
-                return Phase.STOPPED
+                await self._save_before_leaving()
+                if self._stopping:
+                    return Phase.STOPPED
+                await self._see_off_actor()
             except ActorLostError as error:
                 await self._actor_gone(error)
 
-    async def _save_before_stopping(self) -> None:
-        if not self._actor_ready:
+    async def _save_before_leaving(self) -> None:
+        """Save what the actor holds, unless an update of a step that is given up may be in it."""
+        untouched = self._record is not None and self._record.stage in ("idle", "generating")
+        if not self._actor_loaded or not (self._actor_ready or untouched):
             return
         try:
             await self._guarded(self._keeper.save_if_new(self._state))
         except ActorLostError as error:
-            log.warning(
-                "stopping with the last checkpoint, %s: %s", self.board.checkpoint[0] or "none", error
-            )
+            log.warning("leaving the last checkpoint, %s: %s", self.board.checkpoint[0] or "none", error)
 
     async def _advance(self) -> bool:
         """One round of the loop; True when there is nothing more to do."""
         await self._validate_at_start()
         self._take_wishes()
         done = self._state.step >= self._require(self._prepared).total_steps
-        if done or self._stopping or self._keeper.due(self._state.step):
+        leaving = self.wishes.leave_reason is not None
+        if done or self._stopping or leaving or self._keeper.due(self._state.step):
             await self._keeper.save_if_new(self._state)
         if done and self.spec.checkpoint.export_at_end:
             self._note("exporting the model")
@@ -173,6 +188,9 @@ class Coordinator:
                 await self.actor.export(str(self.run_dir / "model"))
         if done or self._stopping:
             return True
+        if leaving:
+            await self._see_off_actor()
+            return False
         self.board.phase = Phase.RUNNING
         await self._step()
         return False
@@ -180,12 +198,11 @@ class Coordinator:
     # -- the actor's coming and going ------------------------------------------------------------
 
     async def _bring_up_actor(self) -> None:
-        timeout_s = self.spec.deadlines.registration_seconds
         self._note_missing("actor")
-        await self.members.wait_for_role("actor", self.members.desired.actor_ranks, timeout_s=timeout_s)
+        await self.members.wait_for_role("actor", timeout_s=self._arrival_s)
         await self.members.wait_until(
             lambda: bool(self.members.actor_ranks()) and self.actor.incarnation > self._dead_incarnation,
-            timeout_s=timeout_s,
+            timeout_s=self._arrival_s,
             what=f"the actor to start again (incarnation above {self._dead_incarnation})",
         )
         self.members.forget_actor_loss()
@@ -196,20 +213,20 @@ class Coordinator:
             self._load(TrainingState.from_json(record.state))
             self._actor_checkpoint = record.actor_checkpoint
             await self._init_actor(record.actor_checkpoint)
+            await self.actor.settle()
             self._resumed = record.stage != "idle"
             self.weights.version = self._state.weight_version
             if record.stage == "publishing":
                 self.weights.version = int(record.metrics["weights/version"])
         else:
             await self._start_from_checkpoint()
+        self._actor_loaded = True
 
     async def _bring_up_others(self) -> None:
         """Wait for the rollouts and rewards that the job needs at least, and publish what the actor holds."""
-        timeout_s = self.spec.deadlines.registration_seconds
-        desired = self.members.desired
-        for role, minimum in (("rollout", desired.min_rollouts), ("reward", desired.min_rewards)):
+        for role in ("rollout", "reward"):
             self._note_missing(role)
-            await self.members.wait_for_role(role, minimum, timeout_s=timeout_s)
+            await self.members.wait_for_role(role, timeout_s=self._arrival_s)
         if not self._resumed:
             await self._publish()
         self._actor_ready = True
@@ -241,7 +258,7 @@ class Coordinator:
     async def _actor_gone(self, error: ActorLostError) -> None:
         """After the loss: stop what is under way, and wait a moment for a unit that only lost its streams."""
         log.warning("the actor is lost: %s", error)
-        self._actor_ready = False
+        self._actor_loaded = self._actor_ready = False
         self.board.phase = Phase.RECOVERING
         self._note("recovering from the loss of the actor")
         incarnation = self._record.actor_incarnation if self._record else -1
@@ -257,6 +274,19 @@ class Coordinator:
             if member.key.incarnation <= self._dead_incarnation:
                 self.members.condemn(member.key, str(error))
                 await self._server.shutdown_worker(member.key, str(error), ExitCode.RESTART_REQUESTED)
+
+    async def _see_off_actor(self) -> None:
+        """Its pods are about to be ended and what it holds is saved: all ranks leave, and start again."""
+        reason = self.wishes.leave_reason or "its pods are being ended"
+        log.warning("sending the actor away after step %d: %s", self._state.step, reason)
+        self._actor_loaded = self._actor_ready = False
+        self.board.phase = Phase.RECOVERING
+        self.weights.forget_group()
+        for member in self.members.of_role("actor"):
+            self._dead_incarnation = max(self._dead_incarnation, member.key.incarnation)
+            self.members.condemn(member.key, reason)
+            await self._server.shutdown_worker(member.key, reason, ExitCode.RESTART_REQUESTED)
+        self.wishes.actor_left()
 
     async def _wait_for_return(self, incarnation: int) -> None:
         def settled() -> bool:
@@ -456,6 +486,19 @@ class Coordinator:
             await self.weights.publish()
         self.rollouts.wake()
 
+    async def resize(self, sizes: Sizes) -> None:
+        """Go by other numbers of replicas from now on, and after a restart of this process."""
+        known = self.members.desired
+        if all(getattr(known, name) == value for name, value in asdict(sizes).items()):
+            return
+        try:
+            self._journal.write_sizes(asdict(sizes), attempt=self.job.attempt)
+        except OSError as error:
+            raise TrimtabError(f"the new numbers of replicas could not be kept: {error}") from error
+        log.info("%d rollout and %d reward replicas from now on", sizes.rollouts, sizes.rewards)
+        for key in self.members.resize(sizes):
+            await self._server.shutdown_worker(key, "the job has fewer replicas now", ExitCode.OK)
+
     def condemn(self, member: Member, reason: str) -> None:
         """A worker that does not do its part: have it started again, and count it out until then."""
         log.warning("%s is to be started again: %s", member.key, reason)
@@ -467,12 +510,23 @@ class Coordinator:
         if member.key.role == "rollout":
             self._late.set()
 
+    def _leaving_said(self, key: WorkerKey, reason: str) -> None:
+        log.warning("%s is about to go: %s", key, reason)
+        if key.role == "actor" and key.incarnation > self._dead_incarnation:
+            self.wishes.leave(reason, self.spec.deadlines.stop_grace_seconds)
+
     def _pool(self, role: str) -> WorkPool:
         def eligible(member: Member) -> bool:
             return role != "rollout" or self.weights.is_current(member)
 
         return WorkPool(
-            role, self.members, self._hub, instance=self._instance, eligible=eligible, on_overdue=self.condemn
+            role,
+            self.members,
+            self._hub,
+            instance=self._instance,
+            eligible=eligible,
+            on_overdue=self.condemn,
+            unreachable_s=self.spec.deadlines.heartbeat_seconds,
         )
 
     def _load(self, state: TrainingState) -> None:

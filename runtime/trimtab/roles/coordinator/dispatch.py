@@ -2,6 +2,8 @@
 
 Runs on the coordinator's asyncio loop. A replica never holds more items than the capacity that it
 registered with, and the least loaded one is served first, so a slow replica simply gets less.
+A replica that cannot be reached (it has registered, and its socket is not there) is passed over for a moment,
+and condemned when it has been so for as long as a silent one would be.
 An item whose replica is lost goes back to the front of the queue and to another replica, however often
 (how often a replica may be lost is the restart budget's concern); one that replicas answer with an error
 fails after MAX_TRIES. An item that
@@ -27,7 +29,10 @@ from trimtab.roles.coordinator.membership import Member, Members
 log = logging.getLogger(__name__)
 
 MAX_TRIES = 3
-SEND_TIMEOUT_S = 5.0
+SEND_TIMEOUT_S = 1.0
+"""A replica's socket is there a moment after it has registered, and its queue has room."""
+PASSED_OVER_S = 1.0
+"""How long the others come first after a send that failed."""
 
 
 @dataclass
@@ -62,6 +67,8 @@ class _Item:
 class _Load:
     member: Member
     out: dict[str, _Item] = field(default_factory=dict)
+    unreachable_since: float | None = None
+    passed_over_until: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -80,6 +87,7 @@ class WorkPool:
         instance: str,
         eligible: Callable[[Member], bool],
         on_overdue: Callable[[Member, str], None],
+        unreachable_s: float,
     ) -> None:
         self.role = role
         self._members = members
@@ -87,6 +95,7 @@ class WorkPool:
         self._instance = instance
         self._eligible = eligible
         self._on_overdue = on_overdue
+        self._unreachable_s = unreachable_s
         self._numbers = itertools.count(1)
         self._queue: deque[_Item] = deque()
         self._loads: dict[str, _Load] = {}
@@ -163,10 +172,13 @@ class WorkPool:
 
     async def _hand_out(self) -> None:
         while self._queue:
+            now = time.monotonic()
             free = [
                 load
                 for load in self._loads.values()
-                if len(load.out) < load.member.register.capacity and self._eligible(load.member)
+                if len(load.out) < load.member.register.capacity
+                and load.passed_over_until <= now
+                and self._eligible(load.member)
             ]
             if not free:
                 return
@@ -179,11 +191,21 @@ class WorkPool:
             load.out[item.wire_id] = item
             try:
                 await self._hub.send(item.worker, item.message, timeout_s=SEND_TIMEOUT_S)
+                load.unreachable_since = None
             except TrimtabError as error:
                 log.warning("%s", error)
                 # Where the replica was lost meanwhile, `_left` has queued the item already.
                 if load.out.pop(item.wire_id, None) is not None:
                     self._again(item)
+                    self._pass_over(load, str(error))
+
+    def _pass_over(self, load: _Load, error: str) -> None:
+        now = time.monotonic()
+        load.passed_over_until = now + PASSED_OVER_S
+        if load.unreachable_since is None:
+            load.unreachable_since = now
+        elif now - load.unreachable_since > self._unreachable_s:
+            self._on_overdue(load.member, error)
 
     def _again(self, item: _Item, error: str | None = None) -> None:
         """Queue it once more; `error` is a replica's own word that it could not."""

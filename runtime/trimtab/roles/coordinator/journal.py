@@ -67,12 +67,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class Journal:
-    """The record and the batch file under `<run>/journal`."""
+    """The record, the sizes and the batch file under `<run>/journal`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._record_path = directory / "record.json"
+        self._sizes_path = directory / "sizes.json"
 
     def read(self, *, attempt: int) -> Record | None:
         """The record of this attempt, if any: an older attempt's is not ours to go on from."""
@@ -90,6 +91,18 @@ class Journal:
     def write(self, record: Record) -> None:
         """Put the record on disk; returns when it is there."""
         write_atomically(self._record_path, json.dumps(asdict(record)).encode())
+
+    def read_sizes(self, *, attempt: int) -> dict[str, int] | None:
+        """The numbers of replicas that this attempt was last told to have, if it was."""
+        if not self._sizes_path.exists():
+            return None
+        values = json.loads(self._sizes_path.read_text())
+        sizes: dict[str, int] | None = values["sizes"] if values["attempt"] == attempt else None
+        return sizes
+
+    def write_sizes(self, sizes: Mapping[str, int], *, attempt: int) -> None:
+        """Keep them: a coordinator that starts again must not send away whom this one asked for."""
+        write_atomically(self._sizes_path, json.dumps({"attempt": attempt, "sizes": dict(sizes)}).encode())
 
     def batch_path(self, step: int) -> Path:
         """Where the episodes of a step are kept."""

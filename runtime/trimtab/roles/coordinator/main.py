@@ -1,7 +1,12 @@
 """The coordinator's process: sockets, signals, and how the job ends. Called by `trimtab.roles.worker`.
 
+On a laptop the first SIGTERM stops the job with a checkpoint. In a pod it only says that this pod goes: the
+process ends at once, and the one that comes, wherever it runs, takes up the journal. How the job ended is
+left in the pod's termination log (`FinalWord`).
+
 exit 0   complete, or stopped with a checkpoint
 64, 66   the job has failed for a reason that only an edit cures (user error, out of memory)
+68       in a pod: told to go; another one takes up where the journal stands
 69       the job has failed: a deadline passed or a worker could not do its part
 1        a bug: whoever started this process starts it again, and it takes up where the journal stands
 """
@@ -10,6 +15,7 @@ import asyncio
 import errno
 import json
 import logging
+import math
 import os
 import signal
 import time
@@ -17,6 +23,7 @@ import uuid
 from pathlib import Path
 
 from trimtab.api import ResolvedJob
+from trimtab.api.conditions import Phase, Reason
 from trimtab.comm.control import ControlServer
 from trimtab.comm.experience import ExperienceHub
 from trimtab.errors import DeadlineError, ExitCode, OutOfMemoryError, TrimtabError, UserError
@@ -27,9 +34,10 @@ from trimtab.roles.coordinator.coordinator import Coordinator
 from trimtab.roles.coordinator.endpoints import MetricsEndpoints
 from trimtab.roles.coordinator.journal import write_atomically
 from trimtab.roles.coordinator.membership import Members, desired_members
-from trimtab.roles.coordinator.status import Phase, Reason, StatusBoard
-from trimtab.roles.environment import WorkerEnvironment
-from trimtab.roles.registration import worker_key
+from trimtab.roles.coordinator.status import ENDED, StatusBoard
+from trimtab.roles.environment import ADDRESS_FILE, WorkerEnvironment
+from trimtab.roles.leaving import SIGNALS
+from trimtab.roles.registration import tls_of, worker_key
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +54,7 @@ def run(env: WorkerEnvironment, job: ResolvedJob) -> int:
 
 async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
     run_dir = Path(job.run_dir)
+    _make(run_dir)
     instance = uuid.uuid4().hex[:8]
     members = Members(desired_members(job))
     board = StatusBoard(job, members, total_steps=job.job.spec.training.steps or 0)
@@ -53,8 +62,12 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
     endpoints.follow(members)
     wishes = Wishes()
     control = JobControl(board, wishes, max_response_tokens=job.job.spec.training.max_response_tokens)
-    _take_signals(control, grace_s=job.job.spec.deadlines.stop_grace_seconds)
-    hub = ExperienceHub()
+    if env.in_pod:
+        _go_when_told(board)
+    else:
+        _stop_when_told(control, grace_s=job.job.spec.deadlines.stop_grace_seconds)
+    tls = tls_of(env)
+    hub = ExperienceHub(None if tls is None else tls.curve_server())
     endpoint = _bind_again(hub, env, run_dir / "journal")
     heartbeat_s = job.job.spec.deadlines.heartbeat_seconds
     server = ControlServer(
@@ -68,23 +81,58 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
         on_join=members.joined,
         on_leave=members.left,
         on_failed=members.failed,
+        on_leaving=members.leaving,
         job_control=control,
+        tls=tls,
     )
     coordinator = Coordinator(
-        job, instance=instance, members=members, board=board, wishes=wishes, server=server, hub=hub
+        job,
+        instance=instance,
+        members=members,
+        board=board,
+        wishes=wishes,
+        server=server,
+        hub=hub,
+        arrival_s=_arrival_s(env, job),
     )
+    control.take_sizes = coordinator.resize
     try:
-        await server.start(f"{env.host}:{env.coordinator.rpartition(':')[2]}")
-        endpoints.add(worker_key(env), env.host, start_metrics_server(address=env.host))
-        return await _to_the_end(coordinator, board, server, run_dir)
+        await server.start(f"{env.bind_host}:{env.coordinator.rpartition(':')[2]}")
+        endpoints.add(worker_key(env), env.bind_host, start_metrics_server(address=env.host))
+        if env.in_pod:  # on a laptop the launcher has left it
+            write_atomically(run_dir / ADDRESS_FILE, f"{env.coordinator}\n".encode())
+        return await _to_the_end(coordinator, board, server, env, run_dir)
     finally:
         await server.close("the coordinator ends")
         endpoints.close()
         hub.close()
 
 
+def _make(run_dir: Path) -> None:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the run directory {run_dir} cannot be made ({error.strerror}); the job's storage has to be "
+            "writable for its pods (in a cluster: spec.storage, and the pods' fsGroup)"
+        ) from error
+
+
+def _arrival_s(env: WorkerEnvironment, job: ResolvedJob) -> float:
+    """How long to wait for workers. In a cluster their pods may wait for a node before that.
+
+    That wait is the operator's to end, by `pendingDeadlineSeconds`: without one, neither is there one here.
+    """
+    spec = job.job.spec
+    if not env.in_pod:
+        return spec.deadlines.registration_seconds
+    if spec.pending_deadline_seconds is None:
+        return math.inf
+    return spec.pending_deadline_seconds + spec.deadlines.registration_seconds
+
+
 async def _to_the_end(
-    coordinator: Coordinator, board: StatusBoard, server: ControlServer, run_dir: Path
+    coordinator: Coordinator, board: StatusBoard, server: ControlServer, env: WorkerEnvironment, run_dir: Path
 ) -> int:
     started = time.monotonic()
     error: TrimtabError | None = None
@@ -101,6 +149,10 @@ async def _to_the_end(
             UserError(f"cannot write {where}: {failure.strerror}; free space or choose another --run-dir"),
         )
     await _end(board, phase, error, run_dir=run_dir, wall_s=time.monotonic() - started)
+    if env.in_pod:
+        if env.termination_log is not None:
+            board.final_word().write(env.termination_log)
+        (run_dir / ADDRESS_FILE).unlink(missing_ok=True)
     here = await server.shutdown_all(f"the job is {phase.lower()}", ExitCode.OK, timeout_s=GOODBYE_S)
     if here:
         log.warning("still here %.0f s after the end: %s", GOODBYE_S, ", ".join(map(str, here)))
@@ -163,20 +215,40 @@ def _final(error: TrimtabError) -> TrimtabError:
 
 
 def _bind_again(hub: ExperienceHub, env: WorkerEnvironment, directory: Path) -> str:
-    """Listen where the coordinator before this one did, so that the workers' sockets find it again."""
+    """Listen where the coordinator before this one did, so that the workers' sockets find it again.
+
+    One that runs elsewhere now tells them its own address when they register.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     note = directory / "experience.address"
-    if note.exists():
+    before = note.read_text() if note.exists() else ""
+    if before.startswith(f"tcp://{env.bind_host}:"):
         try:
-            return hub.bind(note.read_text())
+            return hub.bind(before)
         except UserError as error:
             log.warning("%s; the workers are told another address", error)
-    endpoint = hub.bind(f"tcp://{env.host}:*")
+    endpoint = hub.bind(f"tcp://{env.bind_host}:*")
     write_atomically(note, endpoint.encode())
     return endpoint
 
 
-def _take_signals(control: JobControl, *, grace_s: float) -> None:
+def _go_when_told(board: StatusBoard) -> None:
+    """End at once when this pod is to go, unless the job has ended and only good-byes are left to say."""
+
+    def go(number: int) -> None:
+        name = signal.Signals(number).name
+        if board.phase in ENDED:
+            log.warning("%s: the job has ended, leaving in a moment", name)
+            return
+        log.warning("%s: this pod goes; the next coordinator takes up the journal", name)
+        os._exit(ExitCode.RESTART_REQUESTED)
+
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, go, number)
+
+
+def _stop_when_told(control: JobControl, *, grace_s: float) -> None:
     """The first signal stops with a checkpoint, the second at once."""
     received: list[int] = []
 
@@ -191,5 +263,5 @@ def _take_signals(control: JobControl, *, grace_s: float) -> None:
         control.request_stop(signal.Signals(number).name, grace_s)
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         loop.add_signal_handler(number, stop, number)

@@ -7,18 +7,22 @@ gets a grace in which to come back with what it holds; one that was condemned ge
 
 The actor is one unit: it counts as present only when all ranks of one incarnation are here, and
 losing one rank loses the unit (`actor_lost` is set until the coordinator has dealt with it).
+
+The numbers of rollouts and rewards may change while the job runs (`resize`). A replica beyond them is not
+refused for good: it may be of a size that the coordinator has yet to hear of, and so it dials again.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from trimtab.api import ResolvedJob
-from trimtab.comm.control import WorkerKey
+from trimtab.comm.control import NotAdmitted, WorkerKey
 from trimtab.errors import DeadlineError
 from trimtab.v1 import control_pb2 as pb
 
+ROLES = ("actor", "rollout", "reward")
 RECONNECT_GRACE_S = 15.0
 """In which a worker that only lost its stream is back; a dead one is replaced by who started it anyway."""
 
@@ -47,15 +51,29 @@ class Restart:
     reason: str
 
 
-@dataclass(frozen=True)
-class Desired:
-    """How many of each role the job wants."""
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Numbers of replicas, which may change while the job runs."""
 
-    actor_ranks: int
     rollouts: int
     min_rollouts: int
     rewards: int
     min_rewards: int
+
+    def of_role(self, role: str) -> int:
+        """Replicas that a role may have; the actor is one."""
+        return {"actor": 1, "rollout": self.rollouts, "reward": self.rewards}[role]
+
+    def least(self, role: str) -> int:
+        """Replicas without which training waits."""
+        return {"actor": 1, "rollout": self.min_rollouts, "reward": self.min_rewards}[role]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desired(Sizes):
+    """How many of each role the job wants."""
+
+    actor_ranks: int
 
 
 def desired_members(job: ResolvedJob) -> Desired:
@@ -84,27 +102,30 @@ class Members:
         self.actor_lost_reason = ""
         self.on_join: list[Callable[[Member], None]] = []
         self.on_leave: list[Callable[[Member, str], None]] = []
+        self.on_leaving: list[Callable[[WorkerKey, str], None]] = []
+        """A worker's pod is about to be ended."""
         self._members: dict[WorkerKey, Member] = {}
         self._newest: dict[tuple[str, int], int] = {}
         self._changed = asyncio.Event()
 
     # -- called by the control server ------------------------------------------------------------
 
-    def admit(self, register: pb.Register) -> str | None:
-        """Refusal text, or None. Attempt, identity and protocol were checked before this."""
+    def admit(self, register: pb.Register) -> NotAdmitted | None:
+        """Why not, or None. Attempt, identity and protocol were checked before this."""
         worker = register.worker
-        limits = {"actor": 1, "rollout": self.desired.rollouts, "reward": self.desired.rewards}
-        if worker.role not in limits:
-            return f"role {worker.role!r} is not part of this job; it has {', '.join(limits)}"
-        if worker.replica >= limits[worker.role]:
-            return f"{worker.role} replica {worker.replica} is beyond the job's {limits[worker.role]}"
+        if worker.role not in ROLES:
+            return NotAdmitted(f"role {worker.role!r} is not part of this job; it has {', '.join(ROLES)}")
+        limit = self.desired.of_role(worker.role)
+        if worker.replica >= limit:
+            text = f"{worker.role} replica {worker.replica} is beyond the job's {limit}"
+            return NotAdmitted(text, final=worker.role == "actor")
         newest = self._newest.get((worker.role, worker.replica), 0)
         if worker.incarnation < newest:
-            return (
-                f"incarnation {worker.incarnation} of {worker.role}-{worker.replica} is older than {newest}"
-            )
+            place = f"{worker.role}-{worker.replica}"
+            return NotAdmitted(f"incarnation {worker.incarnation} of {place} is older than {newest}")
         if worker.role == "actor" and register.world_size != self.desired.actor_ranks:
-            return f"world size {register.world_size}; the job's actor has {self.desired.actor_ranks} ranks"
+            ranks = self.desired.actor_ranks
+            return NotAdmitted(f"world size {register.world_size}; the job's actor has {ranks} ranks")
         return None
 
     def joined(self, key: WorkerKey, register: pb.Register) -> None:
@@ -147,7 +168,28 @@ class Members:
             self.failure = (message, kind)
         self._notify()
 
+    def leaving(self, key: WorkerKey, reason: str) -> None:
+        """Pass on a worker's word that its pod is about to be ended."""
+        for callback in self.on_leaving:
+            callback(key, reason)
+
     # -- asked by the coordinator ----------------------------------------------------------------
+
+    def resize(self, sizes: Sizes) -> list[WorkerKey]:
+        """Go by these numbers from now on; returns those who were here and are beyond them.
+
+        They have left, as far as everything else is concerned, and nobody is to start them again.
+        """
+        self.desired = Desired(actor_ranks=self.desired.actor_ranks, **asdict(sizes))
+        beyond = [key for key in self._members if key.replica >= self.desired.of_role(key.role)]
+        for key in beyond:
+            self.left(key, "the job has fewer replicas now")
+        for place in {*self._left, *self._condemned}:
+            if place[1] >= self.desired.of_role(place[0]):
+                self._left.pop(place, None)
+                self._condemned.pop(place, None)
+        self._notify()
+        return sorted(beyond)
 
     def condemn(self, key: WorkerKey, reason: str) -> None:
         """Ask the launcher or operator to start this place again, whatever its process looks like."""
@@ -180,10 +222,9 @@ class Members:
             places = [f"actor-0 rank {r}" for r in range(self.desired.actor_ranks) if r not in here]
             why = self._why("actor", 0)
             return [f"{p}{why}" for p in places]
-        count = self.desired.rollouts if role == "rollout" else self.desired.rewards
         here = {m.key.replica for m in self.of_role(role)}
         names = []
-        for replica in range(count):
+        for replica in range(self.desired.of_role(role)):
             if replica not in here:
                 names.append(f"{role}-{replica}{self._why(role, replica)}")
         return names
@@ -209,16 +250,16 @@ class Members:
             except TimeoutError:
                 continue
 
-    async def wait_for_role(self, role: str, count: int, *, timeout_s: float) -> None:
-        """Wait until `count` replicas of the role (or the whole actor unit) are here."""
+    async def wait_for_role(self, role: str, *, timeout_s: float) -> None:
+        """Wait until the replicas that the job needs at least (or the whole actor unit) are here."""
 
         def here() -> bool:
-            if self.failure is not None:
-                return True
-            return bool(self.actor_ranks()) if role == "actor" else len(self.of_role(role)) >= count
+            if self.failure is not None or role == "actor":
+                return self.failure is not None or bool(self.actor_ranks())
+            return len(self.of_role(role)) >= self.desired.least(role)
 
         try:
-            await self.wait_until(here, timeout_s=timeout_s, what=f"{count} {role} worker(s)")
+            await self.wait_until(here, timeout_s=timeout_s, what=f"the {role}")
         except DeadlineError as error:
             raise DeadlineError(
                 f"{error}: missing {', '.join(self.missing(role))}. Look at their logs; "

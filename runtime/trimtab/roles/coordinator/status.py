@@ -1,55 +1,23 @@
 """What the job says of itself: phase, conditions, progress.
 
-Read by `trimtab status`, the live view and, later, the operator; written to `<run>/status.json` after each
+Read by `trimtab status`, the live view and the operator; written to `<run>/status.json` after each
 step. Runs on the coordinator's loop.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
 
 from trimtab.api import ResolvedJob
+from trimtab.api.conditions import ConditionType, Phase, Reason
+from trimtab.roles.coordinator.final_word import FinalWord, not_finite
 from trimtab.roles.coordinator.journal import write_atomically
-from trimtab.roles.coordinator.membership import Members
+from trimtab.roles.coordinator.membership import ROLES, Members
 from trimtab.v1 import control_pb2 as pb
 from trimtab.v1 import job_control_pb2 as job_pb
-
-
-class Phase(StrEnum):
-    """For printing; derived from the conditions."""
-
-    STARTING = "Starting"
-    RUNNING = "Running"
-    RECOVERING = "Recovering"
-    STOPPING = "Stopping"
-    STOPPED = "Stopped"
-    COMPLETE = "Complete"
-    FAILED = "Failed"
-
-
-class Reason(StrEnum):
-    """Reasons of conditions, one each."""
-
-    ALL_REGISTERED = "AllRegistered"
-    WAITING_FOR_WORKERS = "WaitingForWorkers"
-    TAKING_STEPS = "TakingSteps"
-    NOT_STARTED = "NotStarted"
-    ACTOR_LOST = "ActorLost"
-    STOP_REQUESTED = "StopRequested"
-    BELOW_MIN_REPLICAS = "BelowMinReplicas"
-    ENOUGH_REPLICAS = "EnoughReplicas"
-    ALL_FINITE = "AllFinite"
-    NOT_FINITE = "NotFinite"
-    STEPS_DONE = "StepsDone"
-    USER_ERROR = "UserError"
-    OUT_OF_MEMORY = "OutOfMemory"
-    INTERNAL_ERROR = "InternalError"
-    DEADLINE_EXCEEDED = "DeadlineExceeded"
-
 
 ENDED = (Phase.COMPLETE, Phase.FAILED, Phase.STOPPED)
 MAX_NAMED = 3
@@ -102,13 +70,22 @@ class StatusBoard:
             checkpoint_path=self.checkpoint[0],
             checkpoint_step=self.checkpoint[1],
             warnings=self.warnings,
+            reason=self.end_reason.value if self.end_reason is not None else "",
+            message=self.end_message,
+            not_finite=not_finite(self.metrics),
+            missing=self._missing(),
         )
         desired = self._members.desired
-        counts = {"actor": desired.actor_ranks, "rollout": desired.rollouts, "reward": desired.rewards}
-        for role, count in counts.items():
-            ready = len(self._members.of_role(role))
-            restarts = self._members.num_restarts[role]
-            status.roles.append(job_pb.RoleStatus(role=role, desired=count, ready=ready, restarts=restarts))
+        for role in ROLES:
+            actor = role == "actor"  # counted in ranks, all of which it needs
+            row = job_pb.RoleStatus(
+                role=role,
+                desired=desired.actor_ranks if actor else desired.of_role(role),
+                min_desired=desired.actor_ranks if actor else desired.least(role),
+                ready=len(self._members.of_role(role)),
+                restarts=self._members.num_restarts[role],
+            )
+            status.roles.append(row)
         for restart in self._members.restart_requests():
             worker = pb.WorkerId(role=restart.role, replica=restart.replica, incarnation=restart.incarnation)
             status.restart_requests.append(job_pb.RestartRequest(worker=worker, reason=restart.reason))
@@ -119,27 +96,49 @@ class StatusBoard:
         values = MessageToDict(self.render(), preserving_proto_field_name=True)
         write_atomically(path, json.dumps(values, indent=2).encode())
 
+    def final_word(self) -> FinalWord:
+        """How the job ended, once it has."""
+        assert self.end_reason is not None
+        return FinalWord(
+            phase=self.phase,
+            reason=self.end_reason,
+            message=self.end_message,
+            step=self.step,
+            total_steps=self.total_steps,
+            epoch=self.epoch,
+            metrics=self.metrics,
+            checkpoint=self.checkpoint,
+        )
+
+    def _missing(self) -> list[str]:
+        return [name for role in ROLES for name in self._members.missing(role)]
+
     def _conditions(self) -> list[job_pb.Condition]:
         members, desired = self._members, self._members.desired
-        waiting = [name for role in ("actor", "rollout", "reward") for name in members.missing(role)]
+        waiting = self._missing()
         running = self.phase is Phase.RUNNING
         rollouts = len(members.of_role("rollout"))
         rewards = len(members.of_role("reward"))
         degraded = running and (rollouts < desired.min_rollouts or rewards < desired.min_rewards)
-        bad = [name for name, value in self.metrics.items() if not math.isfinite(value)]
+        bad = not_finite(self.metrics)
         idle = Reason.ACTOR_LOST if self.phase is Phase.RECOVERING else Reason.NOT_STARTED
         if self.phase in (Phase.STOPPING, Phase.STOPPED):
             idle = Reason.STOP_REQUESTED
         rows = [
             _condition(
-                "WorkersReady",
+                ConditionType.WORKERS_READY,
                 not waiting,
                 Reason.WAITING_FOR_WORKERS if waiting else Reason.ALL_REGISTERED,
                 f"missing: {', '.join(waiting)}" if waiting else "",
             ),
-            _condition("Running", running, Reason.TAKING_STEPS if running else self.end_reason or idle, ""),
             _condition(
-                "Degraded",
+                ConditionType.RUNNING,
+                running,
+                Reason.TAKING_STEPS if running else self.end_reason or idle,
+                "",
+            ),
+            _condition(
+                ConditionType.DEGRADED,
                 degraded,
                 Reason.BELOW_MIN_REPLICAS if degraded else Reason.ENOUGH_REPLICAS,
                 f"{rollouts} rollout replicas of at least {desired.min_rollouts}, "
@@ -148,14 +147,14 @@ class StatusBoard:
                 else "",
             ),
             _condition(
-                "MetricsHealthy",
+                ConditionType.METRICS_HEALTHY,
                 not bad,
                 Reason.NOT_FINITE if bad else Reason.ALL_FINITE,
                 f"not finite: {', '.join(bad)}" if bad else "",
             ),
         ]
         if self.end_reason is not None and self.phase in (Phase.COMPLETE, Phase.FAILED):
-            name = "Complete" if self.phase is Phase.COMPLETE else "Failed"
+            name = ConditionType.COMPLETE if self.phase is Phase.COMPLETE else ConditionType.FAILED
             rows.append(_condition(name, holds=True, reason=self.end_reason, message=self.end_message))
         return rows
 
@@ -169,7 +168,7 @@ def _who_has(outstanding: Mapping[str, int]) -> str:
     return f"; {', '.join(named)}" if named else ""
 
 
-def _condition(kind: str, holds: bool, reason: Reason, message: str) -> job_pb.Condition:
+def _condition(kind: ConditionType, holds: bool, reason: Reason, message: str) -> job_pb.Condition:
     return job_pb.Condition(
-        type=kind, status="True" if holds else "False", reason=reason.value, message=message
+        type=kind.value, status="True" if holds else "False", reason=reason.value, message=message
     )

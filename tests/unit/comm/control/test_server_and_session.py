@@ -14,6 +14,7 @@ from trimtab.comm.control import (
     ControlServer,
     CoordinatorLostError,
     JobControlClient,
+    NotAdmitted,
     RefusedError,
     WorkerKey,
     WorkerSession,
@@ -50,6 +51,9 @@ class IdleJob:
         self.stops.append(request)
         return jc.StopResponse()
 
+    async def resize(self, request: jc.ResizeRequest) -> jc.ResizeResponse:
+        raise UserError(f"rollout: {request.rollout_replicas} replicas, at least 1")
+
 
 @dataclass
 class Coordinator:
@@ -59,7 +63,7 @@ class Coordinator:
     heartbeat_interval_s: float = 0.1
     heartbeat_timeout_s: float = 5.0
     instance: str = "first"
-    refuse: str | None = None
+    refuse: NotAdmitted | None = None
     events: list[tuple[str, ...]] = field(default_factory=list)
     job: IdleJob = field(default_factory=IdleJob)
 
@@ -75,6 +79,7 @@ class Coordinator:
             on_join=lambda worker, register: self.note("join", str(worker)),
             on_leave=lambda worker, reason: self.note("leave", str(worker), reason),
             on_failed=lambda worker, message, kind: self.note("failed", str(worker), message, kind),
+            on_leaving=lambda worker, reason: self.note("leaving", str(worker), reason),
             job_control=self.job,
         )
 
@@ -180,7 +185,6 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "another protocol version": ({"protocol_version": 9}, "protocol-version", ["9", "1"]),
     "another training": ({"training_identity": "ffff"}, "training-identity", ["ffff", IDENTITY]),
     "an older attempt": ({"attempt": 1}, "attempt-older", ["1", "2"]),
-    "a newer attempt": ({"attempt": 3}, "attempt-newer", ["3", "2"]),
 }
 
 
@@ -205,11 +209,58 @@ def test_registration_that_does_not_fit_is_refused_with_both_values(
 
 @program
 async def test_registration_that_admit_declines_is_refused_with_its_text() -> None:
-    coordinator = Coordinator(refuse="rollout-7 is beyond the 2 replicas of this job")
+    coordinator = Coordinator(refuse=NotAdmitted("role 'critic' is not part of this job"))
     address = await coordinator.start()
-    with pytest.raises(RefusedError, match="rollout-7 is beyond the 2 replicas"):
+    with pytest.raises(RefusedError, match="role 'critic' is not part of this job"):
         await session_on(address)
     await coordinator.server.close("over")
+
+
+@program
+async def test_worker_that_is_not_admitted_yet_dials_until_it_is() -> None:
+    coordinator = Coordinator(refuse=NotAdmitted("rollout-2 is beyond the job's 2", final=False))
+    session = WorkerSession(register(), await coordinator.start(), dial_timeout_s=20)
+    welcomed = asyncio.create_task(asyncio.to_thread(session.start))
+    await asyncio.sleep(0.3)
+    assert not welcomed.done()
+    coordinator.refuse = None
+    await welcomed
+    await asyncio.to_thread(session.close)
+    await coordinator.server.close("over")
+
+
+@program
+async def test_worker_of_a_newer_attempt_waits_for_the_coordinator_of_its_own() -> None:
+    old = Coordinator()
+    port = int((await old.start()).rpartition(":")[2])
+    session = WorkerSession(register(attempt=3), f"127.0.0.1:{port}", dial_timeout_s=20)
+    welcomed = asyncio.create_task(asyncio.to_thread(session.start))
+    await asyncio.sleep(0.3)
+    assert not welcomed.done()
+    await old.server.close("its job was started again")
+    new = Coordinator(attempt=3)
+    await new.start(port)
+    await welcomed
+    await asyncio.to_thread(session.close)
+    await new.server.close("over")
+
+
+@program
+async def test_worker_whose_pod_goes_says_so_to_this_coordinator_and_the_next() -> None:
+    coordinator = Coordinator()
+    address = await coordinator.start()
+    session = await session_on(address)
+    await asyncio.to_thread(session.leave, "SIGTERM: its pod is being ended")
+    said = ("leaving", "actor-0/rank-1", "SIGTERM: its pod is being ended")
+    await coordinator.wait_for(lambda: said in coordinator.events)
+    await coordinator.server.close("moved")
+    following = Coordinator(instance="second")
+    await following.start(int(address.rpartition(":")[2]))
+    await following.wait_for(lambda: said in following.events)
+    await following.wait_for(lambda: next(iter(following.server.workers().values())).heartbeat.leaving != "")
+    assert following.events.count(said) == 1  # level-based on the wire, told once
+    await asyncio.to_thread(session.close)
+    await following.server.close("over")
 
 
 @program
@@ -387,6 +438,8 @@ async def test_job_control_reaches_the_handler_and_brings_its_errors_back() -> N
                 client.update_rollout(jc.UpdateRolloutRequest(temperature=-1))
             with pytest.raises(DeadlineError, match="actor-0/rank-0 did not save"):
                 client.checkpoint(timeout_s=5)
+            with pytest.raises(UserError, match="rollout: 0 replicas"):
+                client.resize(jc.ResizeRequest())
 
     await asyncio.to_thread(ask)
     assert coordinator.job.stops == [jc.StopRequest(reason="Ctrl-C", grace_s=5)]

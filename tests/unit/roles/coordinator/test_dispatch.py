@@ -18,8 +18,11 @@ from trimtab.v1 import control_pb2 as pb
 class RecordingHub:
     def __init__(self) -> None:
         self.sent: list[tuple[str, Message]] = []
+        self.unreachable: set[str] = set()
 
     async def send(self, worker: str, message: Message, timeout_s: float) -> None:
+        if worker in self.unreachable:
+            raise WorkerLostError(f"{worker} has no connection to the experience plane")
         self.sent.append((worker, message))
 
 
@@ -39,6 +42,7 @@ class Scene:
             instance="c1",
             eligible=lambda member: member.key.replica not in self.excluded,
             on_overdue=self.note_overdue,
+            unreachable_s=0.2,
         )
 
     def note_overdue(self, member: Member, reason: str) -> None:
@@ -178,5 +182,48 @@ def test_replica_with_other_weights_gets_nothing_until_it_is_eligible():
         scene.pool.wake()
         await scene.settle()
         assert len(scene.hub.sent) == 1
+
+    play(script)
+
+
+def test_replica_that_cannot_be_reached_holds_up_no_other_and_is_condemned_in_the_end(monkeypatch):
+    monkeypatch.setattr(dispatch, "PASSED_OVER_S", 0.05)
+
+    async def script(scene: Scene) -> None:
+        scene.hub.unreachable.add("rollout-0/rank-0")
+        scene.join(0, capacity=4)
+        scene.join(1, capacity=1)
+        first = scene.submit("e0")
+        await scene.settle()
+        scene.answer(0)
+        assert (await first).worker == "rollout-1/rank-0"
+        scene.excluded.add(1)
+        scene.submit("e1")
+        while not scene.overdue:
+            scene.pool.wake()
+            await asyncio.sleep(0.01)
+        assert scene.overdue[0] == (
+            "rollout-0/rank-0",
+            "rollout-0/rank-0 has no connection to the experience plane",
+        )
+
+    play(script)
+
+
+def test_replica_that_is_reached_again_is_not_condemned(monkeypatch):
+    monkeypatch.setattr(dispatch, "PASSED_OVER_S", 0.05)
+
+    async def script(scene: Scene) -> None:
+        for name in ("e0", "e1"):
+            scene.hub.unreachable.add("rollout-0/rank-0")
+            scene.join(0, capacity=4)
+            scene.submit(name)
+            await scene.settle()
+            scene.hub.unreachable.clear()
+            await asyncio.sleep(0.25)
+            scene.pool.wake()
+            await scene.settle()
+        assert len(scene.hub.sent) == 2
+        assert scene.overdue == []
 
     play(script)

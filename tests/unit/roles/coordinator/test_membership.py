@@ -7,7 +7,7 @@ import pytest
 from trimtab.comm.control import WorkerKey
 from trimtab.errors import DeadlineError
 from trimtab.roles.coordinator import membership
-from trimtab.roles.coordinator.membership import Desired, Members
+from trimtab.roles.coordinator.membership import Desired, Members, Sizes
 from trimtab.v1 import control_pb2 as pb
 
 
@@ -49,14 +49,16 @@ def test_actor_counts_only_when_all_ranks_of_one_incarnation_are_here(members):
     ids=["a role that the job lacks", "a replica too many", "another world size"],
 )
 def test_admit_refuses_with_what_would_be_right(members, worker, world_size, text):
-    assert text in (members.admit(register(worker, world_size)) or "")
+    denied = members.admit(register(worker, world_size))
+    assert text in denied.message
+    assert denied.final != (worker.role == "rollout")  # that replica may be wanted in a moment
 
 
 def test_admit_refuses_an_incarnation_older_than_one_that_was_here(members):
     join(members, key("rollout", incarnation=3))
-    assert "incarnation 2 of rollout-0 is older than 3" in (
-        members.admit(register(key("rollout", incarnation=2))) or ""
-    )
+    denied = members.admit(register(key("rollout", incarnation=2)))
+    assert denied.final
+    assert "incarnation 2 of rollout-0 is older than 3" in denied.message
 
 
 def test_losing_a_rank_is_told_at_once_and_asked_for_only_after_the_grace(members, monkeypatch):
@@ -80,8 +82,8 @@ def test_condemned_worker_is_asked_for_until_a_newer_incarnation_joins(members):
     assert members.restart_requests() == []
 
 
-async def _wait(members: Members, role: str, count: int, timeout_s: float) -> None:
-    await members.wait_for_role(role, count, timeout_s=timeout_s)
+async def _wait(members: Members, role: str, timeout_s: float) -> None:
+    await members.wait_for_role(role, timeout_s=timeout_s)
 
 
 def test_wait_names_who_is_missing_and_why_it_left(members):
@@ -90,15 +92,50 @@ def test_wait_names_who_is_missing_and_why_it_left(members):
     with pytest.raises(
         DeadlineError, match=r"missing rollout-0 \(rollout-0/rank-0: its heartbeats stopped\), rollout-1"
     ):
-        asyncio.run(_wait(members, "rollout", 1, 0.01))
+        asyncio.run(_wait(members, "rollout", 0.01))
 
 
 def test_wait_returns_as_soon_as_enough_are_here(members):
     async def scenario() -> None:
-        waiting = asyncio.create_task(_wait(members, "rollout", 2, 30.0))
+        members.resize(Sizes(rollouts=2, min_rollouts=2, rewards=1, min_rewards=1))
+        waiting = asyncio.create_task(_wait(members, "rollout", 30.0))
         await asyncio.sleep(0)
         join(members, key("rollout"))
         join(members, key("rollout", replica=1))
         await asyncio.wait_for(waiting, 5.0)
 
     asyncio.run(scenario())
+
+
+def test_wait_follows_a_resize_that_needs_fewer(members):
+    async def scenario() -> None:
+        members.resize(Sizes(rollouts=2, min_rollouts=2, rewards=1, min_rewards=1))
+        join(members, key("rollout"))
+        waiting = asyncio.create_task(_wait(members, "rollout", 30.0))
+        await asyncio.sleep(0)
+        members.resize(Sizes(rollouts=2, min_rollouts=1, rewards=1, min_rewards=1))
+        await asyncio.wait_for(waiting, 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_shrinking_counts_out_the_highest_replicas_and_asks_for_none_of_them_again(members, monkeypatch):
+    left = []
+    members.on_leave.append(lambda member, reason: left.append((member.key.replica, reason)))
+    for replica in (0, 1):
+        join(members, key("rollout", replica=replica))
+    members.condemn(key("rollout", replica=1), "hangs")
+    assert members.resize(Sizes(rollouts=1, min_rollouts=1, rewards=1, min_rewards=1)) == [key("rollout", 1)]
+    assert left == [(1, "the job has fewer replicas now")]
+    monkeypatch.setattr(membership, "RECONNECT_GRACE_S", -1.0)
+    assert members.restart_requests() == []
+    assert members.missing("rollout") == []
+    assert not members.admit(register(key("rollout", replica=1))).final
+
+
+def test_growing_misses_the_new_replicas_and_admits_them(members):
+    members.resize(Sizes(rollouts=3, min_rollouts=1, rewards=2, min_rewards=1))
+    assert members.missing("rollout") == ["rollout-0", "rollout-1", "rollout-2"]
+    assert members.admit(register(key("rollout", replica=2))) is None
+    assert members.admit(register(key("reward", replica=1))) is None
+    assert members.desired.actor_ranks == 2

@@ -5,13 +5,14 @@ import asyncio
 import pytest
 
 from trimtab.api import ResolvedJob, parse_job
+from trimtab.api.conditions import Phase
 from trimtab.errors import UserError
 from trimtab.roles.coordinator.control import JobControl, StopNow, Wishes
-from trimtab.roles.coordinator.journal import Record
-from trimtab.roles.coordinator.membership import Desired, Members
+from trimtab.roles.coordinator.journal import Journal, Record
+from trimtab.roles.coordinator.membership import Desired, Members, Sizes
 from trimtab.roles.coordinator.saving import CheckpointKeeper
 from trimtab.roles.coordinator.state import TrainingState
-from trimtab.roles.coordinator.status import Phase, StatusBoard
+from trimtab.roles.coordinator.status import StatusBoard
 from trimtab.v1 import job_control_pb2 as job_pb
 
 JOB = {
@@ -108,3 +109,71 @@ def test_rollout_change_out_of_bounds_is_refused(board, change, text):
     control = JobControl(board[0], Wishes(), max_response_tokens=8)
     with pytest.raises(UserError, match=text):
         asyncio.run(control.update_rollout(job_pb.UpdateRolloutRequest(**change)))
+
+
+def test_leave_of_the_actor_ends_what_is_under_way_once(board):
+    async def scenario() -> None:
+        wishes = Wishes()
+        wishes.leave("SIGTERM: its pod is being ended", 0.01)
+        wishes.leave("said by another rank", 30.0)
+        with pytest.raises(StopNow):
+            await wishes.within_grace(asyncio.Event().wait())
+        assert wishes.leave_reason == "SIGTERM: its pod is being ended"
+        wishes.actor_left()
+        assert await wishes.within_grace(asyncio.sleep(0.05, "done")) == "done"
+
+    asyncio.run(scenario())
+
+
+def test_resize_reaches_the_coordinator_as_sizes(board):
+    async def scenario() -> None:
+        taken: list[Sizes] = []
+        control = JobControl(board[0], Wishes(), max_response_tokens=8)
+
+        async def take(sizes: Sizes) -> None:
+            taken.append(sizes)
+
+        control.take_sizes = take
+        request = job_pb.ResizeRequest(
+            rollout_replicas=4, min_rollout_replicas=2, reward_replicas=1, min_reward_replicas=1
+        )
+        await control.resize(request)
+        assert taken == [Sizes(rollouts=4, min_rollouts=2, rewards=1, min_rewards=1)]
+        board[0].phase = Phase.COMPLETE
+        await control.resize(request)  # too late to matter, and no error
+        assert len(taken) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(0, 0, 1, 1), (2, 3, 1, 1), (1, 1, 2, 0)],
+    ids=["no rollout", "more needed than wanted", "no least"],
+)
+def test_resize_that_makes_no_sense_is_refused(board, sizes):
+    control = JobControl(board[0], Wishes(), max_response_tokens=8)
+    names = ("rollout_replicas", "min_rollout_replicas", "reward_replicas", "min_reward_replicas")
+    with pytest.raises(UserError, match="allowed"):
+        asyncio.run(control.resize(job_pb.ResizeRequest(**dict(zip(names, sizes, strict=True)))))
+
+
+def test_status_has_the_numbers_the_missing_and_the_names_that_are_not_finite(board):
+    board[0].metrics = {"kl/actual": float("nan"), "actor/loss": 1.0}
+    status = board[0].render()
+    assert dict(status.metrics) == {"actor/loss": 1.0}
+    assert list(status.not_finite) == ["kl/actual"]
+    assert list(status.missing) == ["actor-0 rank 0", "rollout-0", "reward-0"]
+    assert [(r.role, r.desired, r.min_desired, r.ready) for r in status.roles] == [
+        ("actor", 1, 1, 0),
+        ("rollout", 1, 1, 0),
+        ("reward", 1, 1, 0),
+    ]
+
+
+def test_sizes_are_kept_for_the_coordinator_that_comes_next_and_for_no_other_attempt(tmp_path):
+    journal = Journal(tmp_path)
+    assert journal.read_sizes(attempt=1) is None
+    journal.write_sizes({"rollouts": 3}, attempt=1)
+    assert Journal(tmp_path).read_sizes(attempt=1) == {"rollouts": 3}
+    assert Journal(tmp_path).read_sizes(attempt=2) is None
