@@ -70,6 +70,10 @@ class Reason(_Named):
     PODS_PENDING = "PodsPending", "Pods are being made, or their containers are not started yet."
     UNSCHEDULABLE = "Unschedulable", "Pods find no node; the message has the scheduler's words."
     IMAGE_PULL = "ImagePull", "An image cannot be pulled; the message names it."
+    CANNOT_START = (
+        "CannotStart",
+        "A container cannot be started for another reason; the message has the kubelet's words.",
+    )
     PENDING_DEADLINE = (
         "PendingDeadline",
         "Not all pods found a node within spec.pendingDeadlineSeconds; all are released and tried again.",

@@ -95,6 +95,9 @@ class UnitState(StatusModel):
     """When pods of this incarnation were last asked for; None: not yet."""
     seen: bool = False
     """Whether all its pods have been there: one that is missing then was removed."""
+    stuck_since: datetime | None = None
+    """Since when a container cannot be started (its image, its configuration); None: it can, as far as
+    seen."""
     retired: bool = False
     """Beyond the replicas that are wanted; kept, so that a later one has an incarnation of its own."""
     reason: Text = ""
