@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from trimtab.cli.connect import connect
 from trimtab.errors import ExitCode
 
 DEFAULT_TIMEOUT_S = 3600.0
@@ -27,10 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Ask the coordinator, and print where the checkpoint is."""
-    from trimtab.comm.control.job_control import JobControlClient
-    from trimtab.local.run_dir import coordinator_address
-
-    with JobControlClient(coordinator_address(args.run_dir)) as client:
+    with connect(args.run_dir) as client:
         response = client.checkpoint(timeout_s=args.timeout)
     print(f"{response.path} (step {response.step})")
     return int(ExitCode.OK)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from trimtab.cli.connect import connect
 from trimtab.errors import ExitCode, UserError
 
 
@@ -28,8 +29,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Tell the coordinator."""
-    from trimtab.comm.control.job_control import JobControlClient
-    from trimtab.local.run_dir import coordinator_address
     from trimtab.v1 import job_control_pb2 as jc
 
     request = jc.UpdateRolloutRequest()
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             "nothing to set; give at least one of --temperature, --top-p, --top-k, --max-response-tokens"
         )
-    with JobControlClient(coordinator_address(args.run_dir)) as client:
+    with connect(args.run_dir) as client:
         response = client.update_rollout(request)
     print(f"from step {response.effective_step} on")
     return int(ExitCode.OK)

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trimtab.cli.connect import connect
 from trimtab.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -51,12 +52,11 @@ def _read(run_dir: Path) -> "jc.JobStatus":
     """The status now, or at the end."""
     from google.protobuf.json_format import ParseDict
 
-    from trimtab.comm.control.job_control import JobControlClient
-    from trimtab.local.run_dir import ADDRESS_FILE, coordinator_address
+    from trimtab.roles.environment import ADDRESS_FILE
     from trimtab.v1 import job_control_pb2 as jc
 
     if (run_dir / ADDRESS_FILE).exists():
-        with JobControlClient(coordinator_address(run_dir)) as client:
+        with connect(run_dir) as client:
             return client.get_status()
     if (run_dir / STATUS_FILE).exists():
         text = (run_dir / STATUS_FILE).read_text(encoding="utf-8")
@@ -66,9 +66,8 @@ def _read(run_dir: Path) -> "jc.JobStatus":
 
 def _watch(run_dir: Path) -> "jc.JobStatus | None":
     """Show the run until it is over; its last status, or None where it was over before."""
-    from trimtab.comm.control.job_control import JobControlClient
-    from trimtab.local.run_dir import ADDRESS_FILE, coordinator_address
     from trimtab.observability.live import LiveView
+    from trimtab.roles.environment import ADDRESS_FILE
 
     if not (run_dir / ADDRESS_FILE).exists():
         return None
@@ -78,7 +77,7 @@ def _watch(run_dir: Path) -> "jc.JobStatus | None":
     try:
         while (run_dir / ADDRESS_FILE).exists():
             try:
-                with JobControlClient(coordinator_address(run_dir)) as client:
+                with connect(run_dir) as client:
                     for status in client.watch():
                         view.update(status)
                         last, heard = status, time.monotonic()

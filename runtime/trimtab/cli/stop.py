@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from trimtab.cli.connect import connect
 from trimtab.errors import ExitCode
 
 DEFAULT_GRACE_S = 60.0
@@ -27,10 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Ask the coordinator to stop."""
-    from trimtab.comm.control.job_control import JobControlClient
-    from trimtab.local.run_dir import coordinator_address
-
-    with JobControlClient(coordinator_address(args.run_dir)) as client:
+    with connect(args.run_dir) as client:
         client.stop(reason="trimtab stop", grace_s=args.grace)
     print("stopping")
     return int(ExitCode.OK)
