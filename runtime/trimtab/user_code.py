@@ -4,6 +4,7 @@ Called by the data reader on the coordinator and by the reward workers, never at
 """
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -55,7 +56,9 @@ def describe_exception(error: BaseException) -> str:
 
 def _import_failure(error: BaseException, module_name: str, code_paths: Sequence[Path]) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        looked = ", ".join(map(str, code_paths)) or "no folder of your own: set spec.code"
+        # In a cluster spec.code reaches the process as PYTHONPATH, however it is given.
+        folders = [*map(str, code_paths), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        looked = ", ".join(filter(None, folders)) or "no folder of your own: set spec.code"
         if error.name == module_name.partition(".")[0] or module_name.startswith(f"{error.name}."):
             return f"there is no module {error.name!r} (looked in {looked}, then in the installed packages)"
     lines = traceback.format_exception(type(error), error, _users_part(error.__traceback__))

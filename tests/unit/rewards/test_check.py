@@ -55,3 +55,14 @@ def test_module_that_hangs_or_exits_is_a_clear_message(code_dir: Path, function:
     timeout_s = 2.0 if "endless" in function else 60.0
     with pytest.raises(UserError, match=message):
         check_rewards(specs({"function": function}), [code_dir], code_dir.parent, timeout_s=timeout_s)
+
+
+def test_code_that_a_cluster_puts_on_the_python_path_is_found_or_looked_for_there(
+    code_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(code_dir))
+    check_rewards(specs({"function": "user_rewards:good", "arguments": {"bonus": 1}}), [], code_dir.parent)
+    with pytest.raises(
+        UserError, match=rf"no module 'no_such_rewards' \(looked in {re.escape(str(code_dir))},"
+    ):
+        check_rewards(specs({"function": "no_such_rewards:score"}), [], code_dir.parent)
