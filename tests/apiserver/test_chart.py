@@ -1,0 +1,241 @@
+"""The chart through the real helm and a real API server: rendered, installed, upgraded, uninstalled."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "trimtab"
+CRD_NAME = "rltrainingjobs.trimtab.dev"
+NOT_HERE = {"ServiceMonitor", "PodMonitor"}
+"""Kinds of the Prometheus operator, which this API server does not have."""
+
+MATRIX: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "two replicas with everything on": {
+        "replicas": 2,
+        "priorityClassName": "system-cluster-critical",
+        "podLabels": {"team": "platform"},
+        "podAnnotations": {"note": "x"},
+        "nodeSelector": {"pool": "cpu"},
+        "tolerations": [{"key": "pool", "operator": "Exists"}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "metrics": {
+            "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+            "podMonitor": {"enabled": True},
+            "dashboard": {"enabled": True},
+        },
+        "admissionPolicy": {
+            "requireQueue": True,
+            "maxGpusPerJob": 64,
+            "namespaceSelector": {"matchLabels": {"team": "research"}},
+        },
+    },
+    "two namespaces alone": {"watchNamespaces": ["default", "kube-public"], "crd": {"install": False}},
+    "another service account, no rbac": {
+        "serviceAccount": {"create": False, "name": "mine"},
+        "rbac": {"create": False},
+        "leaderElection": {"enabled": False},
+    },
+    "defaults for roles": {
+        "defaults": {
+            "fsGroup": None,
+            "roles": {
+                "rollout": {
+                    "nodeSelector": {"gpu": "h200"},
+                    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+                    "resources": {"limits": {"memory": "200Gi"}},
+                    "podTemplate": {"metadata": {"labels": {"a": "b"}}},
+                }
+            },
+            "networkPolicy": {"egress": [{"ports": [{"port": 443}]}]},
+            "proxy": {"https": "http://proxy:3128"},
+        }
+    },
+}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a name that no value has": ({"replica": 2}, "replica"),
+    "no replica": ({"replicas": 0}, "replicas"),
+    "a role that does not exist": ({"defaults": {"roles": {"trainer": {}}}}, "trainer"),
+    "a port below those of users": ({"metrics": {"port": 80}}, "port"),
+    "a pull policy that does not exist": ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+    "root": ({"defaults": {"runAsUser": 0}}, "runAsUser"),
+}
+
+
+def helm_binary() -> str:
+    folder = os.environ.get("KUBEBUILDER_ASSETS", "")
+    found = shutil.which("helm", path=f"{folder}:{os.environ.get('PATH', '')}")
+    if found is None:
+        pytest.skip(
+            "helm is neither in KUBEBUILDER_ASSETS nor on the PATH: https://helm.sh/docs/intro/install"
+        )
+    return found
+
+
+def helm(*arguments: str, values: dict[str, Any] | None = None, check: bool = True, **options: Any) -> Any:
+    command = [helm_binary(), *arguments]
+    if values is not None:
+        command += ["--values", "-"]
+    result = subprocess.run(
+        command,
+        input=json.dumps(values) if values is not None else None,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+    assert result.returncode == 0 or not check, f"{' '.join(command)}: {result.stderr}\n{result.stdout}"
+    return result
+
+
+def render(values: dict[str, Any], namespace: str = "default") -> list[dict[str, Any]]:
+    result = helm("template", "release", str(CHART), "--namespace", namespace, values=values)
+    return [document for document in YAML(typ="safe").load_all(result.stdout) if document]
+
+
+@pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys())
+def test_chart_lints_strictly(values):
+    helm("lint", "--strict", str(CHART), values=values)
+
+
+@pytest.mark.parametrize(("values", "named"), REFUSED.values(), ids=REFUSED.keys())
+def test_wrong_value_is_refused_by_name(values, named):
+    result = helm("template", "release", str(CHART), values=values, check=False)
+    assert result.returncode != 0
+    assert named in result.stderr
+
+
+@pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys())
+async def test_every_rendered_object_is_accepted(api, values):
+    for manifest in render(values):
+        if manifest["kind"] not in NOT_HERE:
+            namespace = manifest["metadata"].get("namespace", api.namespace)
+            await dataclasses.replace(api, namespace=namespace).apply(manifest, dryRun="All")
+
+
+async def test_operator_and_test_pods_are_accepted_by_the_restricted_standard(api):
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await api.patch("Namespace", api.namespace, {"metadata": {"labels": labels}})
+    rendered = render({})
+    deployment = next(each for each in rendered if each["kind"] == "Deployment")
+    template = deployment["spec"]["template"]
+    template["spec"].pop("serviceAccountName")
+    template["metadata"].pop("annotations")
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "operator"}},
+        next(each for each in rendered if each["kind"] == "Pod"),
+    ]
+    for pod in pods:
+        await api.create(pod, dryRun="All")
+
+
+def test_role_defaults_reach_the_settings_with_an_image_for_each_role():
+    rendered = render(MATRIX["defaults for roles"])
+    config_map = next(each for each in rendered if each["metadata"]["name"].endswith("-settings"))
+    settings = json.loads(config_map["data"]["settings.json"])
+    assert settings["roles"]["rollout"]["nodeSelector"] == {"gpu": "h200"}
+    assert settings["roles"]["rollout"]["image"] == "ghcr.io/trimtab/worker:0.1.0"
+    assert settings["roles"]["reward"]["image"] == "ghcr.io/trimtab/control:0.1.0"
+    assert settings["fsGroup"] is None
+    assert settings["egress"] == [{"ports": [{"port": 443}]}]
+
+
+def test_settings_are_what_the_operator_reads():
+    from trimtab_operator.model.resolved import Settings
+
+    for values in MATRIX.values():
+        rendered = render(values)
+        config_map = next(each for each in rendered if each["metadata"]["name"].endswith("-settings"))
+        settings = Settings.model_validate_json(config_map["data"]["settings.json"])
+        given = json.loads(config_map["data"]["settings.json"])
+        assert set(given) <= {field.alias for field in Settings.model_fields.values()}
+        assert settings.roles["coordinator"].image
+
+
+def test_namespaced_mode_asks_for_no_right_of_the_cluster():
+    kinds = {each["kind"] for each in render(MATRIX["two namespaces alone"])}
+    assert "Role" in kinds
+    assert not kinds & {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+
+
+@pytest.mark.slow
+async def test_install_upgrade_and_uninstall_keep_the_crd_and_its_jobs(own_apiserver, connect, tmp_path):
+    async with connect(own_apiserver) as api:
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(own_apiserver.kubeconfig()),
+            "HELM_CACHE_HOME": str(tmp_path),
+        }
+
+        async def run(*arguments: str, values: dict[str, Any] | None = None) -> Any:
+            return await asyncio.to_thread(helm, *arguments, values=values, env=environment)
+
+        where = ("--namespace", api.namespace)
+        old = tmp_path / "old"
+        shutil.copytree(CHART, old)
+        chart = (old / "Chart.yaml").read_text(encoding="utf-8")
+        (old / "Chart.yaml").write_text(
+            chart.replace("version: 0.1.0", "version: 0.0.9", 1), encoding="utf-8"
+        )
+        crd = (old / "files/crd.yaml").read_text(encoding="utf-8")
+        (old / "files/crd.yaml").write_text(crd.replace("- rltj\n", "- rltjold\n"), encoding="utf-8")
+
+        await run("install", "trimtab", str(old), *where, values={})
+        before = await api.get("CustomResourceDefinition", CRD_NAME)
+        assert before["spec"]["names"]["shortNames"] == ["rltjold"]
+        job = YAML(typ="safe").load((ROOT / "examples/quickstart/job.yaml").read_text(encoding="utf-8"))
+        await api.create(job)
+
+        await run("upgrade", "trimtab", str(CHART), *where, values={"replicas": 2})
+        after = await api.get("CustomResourceDefinition", CRD_NAME)
+        assert after["spec"]["names"]["shortNames"] == ["rltj"]
+        assert (await api.get("Deployment", "trimtab"))["spec"]["replicas"] == 2
+        assert await api.get("PodDisruptionBudget", "trimtab")
+
+        await run("uninstall", "trimtab", *where)
+        with pytest.raises(api.Error, match="not found"):
+            await api.get("Deployment", "trimtab")
+        assert await api.get("CustomResourceDefinition", CRD_NAME)
+        assert await api.get("RLTrainingJob", job["metadata"]["name"])
+
+        await run("install", "trimtab", str(CHART), *where, values={})
+
+
+@pytest.mark.slow
+async def test_admission_policy_asks_for_a_queue_and_caps_gpus(own_apiserver, connect):
+    async with connect(own_apiserver) as api:
+        values = {"admissionPolicy": {"requireQueue": True, "maxGpusPerJob": 8}}
+        await api.install_crd(YAML(typ="safe", pure=True).load(CHART / "files" / "crd.yaml"))
+        for manifest in render(values):
+            if manifest["kind"].startswith("ValidatingAdmissionPolicy"):
+                await api.apply(manifest)
+        job = YAML(typ="safe").load((ROOT / "examples/quickstart/job.yaml").read_text(encoding="utf-8"))
+        job["metadata"]["name"] = "refused"
+        await _until_refused(api, job, "names its queue")
+        job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+        job["spec"]["roles"] = {"actor": {"nodes": 2, "gpusPerNode": 8}}
+        await _until_refused(api, job, "at most 8 GPUs")
+        job["spec"]["roles"] = {"actor": {"gpusPerNode": 4}, "rollout": {"replicas": 4, "gpusPerNode": 1}}
+        await api.create(job)
+
+
+async def _until_refused(api: Any, job: dict[str, Any], words: str) -> None:
+    """A policy takes a moment to be in force."""
+    for _ in range(100):
+        try:
+            await api.create(job, dryRun="All")
+        except api.Error as error:
+            assert words in error.message
+            return
+        await asyncio.sleep(0.2)
+    pytest.fail("the policy never refused the job")

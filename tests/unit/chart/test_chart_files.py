@@ -1,0 +1,50 @@
+"""The chart's files agree with each other; no helm needed. What helm makes of them is in tests/apiserver."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "charts" / "trimtab"
+
+
+@pytest.fixture(scope="module")
+def generator():
+    spec = importlib.util.spec_from_file_location(
+        "chart_readme", ROOT / "scripts" / "generate_chart_readme.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_is_what_the_values_say(generator):
+    assert (CHART / "README.md").read_text(encoding="utf-8") == generator.page()
+
+
+def test_every_value_is_described_and_has_a_type_in_the_schema(generator):
+    values = YAML().load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    words = generator.described((CHART / "values.yaml").read_text(encoding="utf-8"))
+    for path, _ in generator.leaves(values, schema):
+        assert words.get(path) or words.get(path.rpartition(".")[0]), f"{path} has no description"
+        node = schema
+        for name in path.split("."):
+            node = node["properties"][name] if "properties" in node else schema["$defs"]["role"]
+        assert node, f"{path} is not in values.schema.json"
+
+
+def test_chart_and_operator_carry_one_version():
+    chart = YAML(typ="safe").load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    project = (ROOT / "operator" / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{chart["appVersion"]}"' in project
+
+
+def test_dashboard_is_json_and_asks_for_metrics_of_the_operator():
+    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert expressions
+    assert all("trimtab_operator_" in expression for expression in expressions)
