@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-GENERATORS = ("generate_proto.py", "generate_reference.py", "generate_metrics_page.py")
-OUTPUT_FOLDERS = ("runtime/trimtab/v1", "docs")
+GENERATORS = ("generate_proto.py", "generate_reference.py", "generate_metrics_page.py", "generate_crd.py")
+OUTPUT_FOLDERS = ("runtime/trimtab/v1", "docs", "charts/trimtab/files")
 MAX_DIFF_LINES = 40
 
 

@@ -542,7 +542,8 @@ async def api(apiserver: ApiServer) -> AsyncIterator[Api]:
 @pytest.fixture
 async def crd(api: Api) -> AsyncIterator[Api]:
     """`api`, with RLTrainingJob installed; the test's jobs are deleted after it."""
-    await api.install_crd(YAML(typ="safe", pure=True).load(CRD_FILE))
+    if ("trimtab.dev/v1alpha1", "RLTrainingJob") not in api.server.kinds:
+        await api.install_crd(YAML(typ="safe", pure=True).load(CRD_FILE))
     yield api
     await api.request("DELETE", await api.path("RLTrainingJob"))
 

@@ -86,3 +86,7 @@ class AlgorithmSpec(OneOf):
 
     grpo: GRPOSpec | None = None
     """Group Relative Policy Optimization."""
+
+
+REFUSED_ROLES: dict[str, tuple[str, ...]] = {"grpo": ("critic",)}
+"""Roles of `spec.roles` that an algorithm has no use for, by the algorithm's name."""

@@ -42,6 +42,10 @@ class KubernetesObject(Model):
 
     model_config = ConfigDict(extra="allow")
 
+    passed_on: ClassVar[tuple[str, ...]] = ()
+    """Objects among those others that the CRD shall know. Where it knows neither, a rule takes an object with
+    one unknown member for one with another."""
+
 
 class OneOf(Model):
     """An alternative: exactly one of the members that `alternatives()` names is given."""

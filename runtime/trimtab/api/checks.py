@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
+from trimtab.api.algorithm import REFUSED_ROLES
 from trimtab.api.problems import Problem
 from trimtab.api.rewards import BUILT_IN_REWARDS, RewardSpec
 
@@ -21,8 +22,9 @@ CROSS_FIELD = "trimtab_problems"
 
 def _roles_of_algorithm(spec: "JobSpec") -> Iterator[Problem]:
     name = spec.algorithm.chosen
-    if spec.roles.critic is not None:
-        yield Problem("spec.roles.critic", None, f"{name} has no critic: leave the role out")
+    for role in REFUSED_ROLES[name]:
+        if getattr(spec.roles, role) is not None:
+            yield Problem(f"spec.roles.{role}", None, f"{name} has no {role}: leave the role out")
     grpo = spec.algorithm.grpo
     if spec.roles.reference is not None and grpo is not None and grpo.kl.coefficient == 0:
         yield Problem(

@@ -1,7 +1,7 @@
 """The job's fields as data: type, bounds, default and description of each, by its path in the file.
 
-Read by the messages of validation, `trimtab explain`, the reference page and, later, the CRD: whoever
-wants to know what a field takes asks here and never pydantic.
+Read by the messages of validation, `trimtab explain`, the reference page and the CRD: whoever wants to know
+what a field takes asks here and never pydantic.
 """
 
 import json
@@ -9,6 +9,7 @@ import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -50,6 +51,8 @@ class TypeInfo:
     """Written as an integer or a quantity."""
     preserve_unknown: bool = False
     """Members are passed on unread."""
+    timestamp: bool = False
+    """A time as RFC 3339 writes it."""
     item_keys: tuple[str, ...] | None = None
     """Python names of the fields in which a list's items differ; empty: in themselves. None: they need
     not."""
@@ -248,6 +251,8 @@ def _type_info(annotation: Any) -> TypeInfo:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in _SCALARS:
         return TypeInfo(_SCALARS[annotation])
+    if annotation is datetime:
+        return TypeInfo("string", timestamp=True)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return TypeInfo("object", model=annotation)
     if origin in (Union, types.UnionType):

@@ -1,6 +1,6 @@
 """The Kubernetes objects that a job embeds. Locally only `env` has an effect."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
@@ -69,6 +69,11 @@ class ResourceRequirements(KubernetesObject):
 
 class Volume(KubernetesObject):
     """A volume of the pods; every kind that Kubernetes knows is allowed beside the name."""
+
+    passed_on: ClassVar[tuple[str, ...]] = (
+        *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "hostPath", "image", "iscsi", "nfs"),
+        *("persistentVolumeClaim", "projected", "secret"),
+    )
 
     name: DnsLabel
     """Name that `volumeMounts` refers to."""

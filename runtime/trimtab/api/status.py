@@ -4,16 +4,19 @@ One model for the CRD's status schema and for the operator's own reading. Fields
 wrote are ignored. `units` is the operator's ledger: what it must remember to act once and only once.
 """
 
+import sys
 from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from trimtab.api.base import Model
+from trimtab.api.base import ItemKeys, Model
 
 Text = Annotated[str, StringConstraints(max_length=32768)]
 Short = Annotated[str, StringConstraints(max_length=316)]
 Whole = Annotated[int, Field(ge=0, le=2**53)]
+Finite = Annotated[float, Field(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""Every finite number: what is not would make the API server refuse the whole status."""
 
 
 class StatusModel(Model):
@@ -42,17 +45,17 @@ class Condition(StatusModel):
 class MetricsStatus(StatusModel):
     """The last step's numbers, finite ones alone."""
 
-    reward: float | None = None
+    reward: Finite | None = None
     """Mean reward of a response."""
-    kl: float | None = None
+    kl: Finite | None = None
     """KL to the reference, nats per token."""
-    entropy: float | None = None
+    entropy: Finite | None = None
     """Entropy, nats per token."""
-    response_length: float | None = None
+    response_length: Finite | None = None
     """Mean length of a response, in tokens."""
-    tokens_per_second: float | None = None
+    tokens_per_second: Finite | None = None
     """Tokens of prompts and responses per second of a step."""
-    staleness: float | None = None
+    staleness: Finite | None = None
     """Mean age of the tokens' weights, in versions."""
 
 
@@ -144,7 +147,7 @@ class JobStatus(StatusModel):
     """For printing: one of `Phase`, derived from the conditions."""
     message: Text = ""
     """What the job is doing or why it ended, in one line."""
-    conditions: tuple[Condition, ...] = ()
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=32), ItemKeys("type")] = ()
     """The contract: one of each type."""
     attempt: Whole = 0
     """Fencing number of this start of the job; later is higher, also across jobs of the same name."""
@@ -162,13 +165,13 @@ class JobStatus(StatusModel):
     """Steps done."""
     total_steps: Whole = 0
     """Steps in all."""
-    epoch: float = 0.0
+    epoch: Finite = 0.0
     """Passes over the data."""
     metrics: MetricsStatus | None = None
     """The last step's numbers."""
     metrics_time: datetime | None = None
     """When `metrics` was last written; at most once a minute."""
-    roles: tuple[RoleState, ...] = ()
+    roles: Annotated[tuple[RoleState, ...], Field(max_length=32), ItemKeys("name")] = ()
     """Pods by role."""
     checkpoint: CheckpointState | None = None
     """The newest checkpoint."""
@@ -180,7 +183,7 @@ class JobStatus(StatusModel):
     """Restarts so far, of every kind."""
     budget: BudgetState = Field(default_factory=BudgetState)
     """Restarts that count."""
-    units: tuple[UnitState, ...] = ()
+    units: Annotated[tuple[UnitState, ...], Field(max_length=65_536), ItemKeys("name")] = ()
     """The operator's ledger."""
     resolved: ResolvedState | None = None
     """The resolved spec of this attempt."""
