@@ -162,6 +162,45 @@ def test_settings_are_what_the_operator_reads():
         assert settings.roles["coordinator"].image
 
 
+def granted(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_rights_are_those_that_the_operator_needs_and_no_others():
+    from trimtab_operator.adapter.permissions import IN_JOB_NAMESPACES, IN_OWN_NAMESPACE
+
+    rendered = render({})
+    own = next(each for each in rendered if each["kind"] == "Role")
+    jobs = next(
+        each
+        for each in rendered
+        if each["kind"] == "ClusterRole" and not each["metadata"]["name"].endswith(("-view", "-edit"))
+    )
+    assert granted(own["rules"]) == {(p.group, p.resource, p.verb) for p in IN_OWN_NAMESPACE}
+    assert granted(jobs["rules"]) == {(p.group, p.resource, p.verb) for p in IN_JOB_NAMESPACES}
+    namespaced = render(MATRIX["two namespaces alone"])
+    for each in namespaced:
+        if each["kind"] == "Role" and each["metadata"]["name"].endswith("-jobs"):
+            assert granted(each["rules"]) == granted(jobs["rules"])
+
+
+def test_operator_takes_the_arguments_that_the_chart_gives():
+    from trimtab_operator.main import main
+
+    for values in MATRIX.values():
+        deployment = next(each for each in render(values) if each["kind"] == "Deployment")
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        with pytest.raises(SystemExit) as ended:
+            main([*container["args"], "--help"])
+        assert ended.value.code == 0
+
+
 def test_namespaced_mode_asks_for_no_right_of_the_cluster():
     kinds = {each["kind"] for each in render(MATRIX["two namespaces alone"])}
     assert "Role" in kinds
