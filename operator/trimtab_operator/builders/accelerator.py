@@ -26,7 +26,7 @@ def claim_template_name(job: str, role: str) -> str:
     return f"{job}-gpu-{role}"
 
 
-def container_resources(spec: JobSpec, role: Role) -> dict[str, Any]:
+def device_resources(spec: JobSpec, role: Role) -> dict[str, Any]:
     """What the main container's `resources` has for the role's GPUs and RDMA devices."""
     if role.gpus_per_node == 0:
         return {}
@@ -38,8 +38,8 @@ def container_resources(spec: JobSpec, role: Role) -> dict[str, Any]:
         resources["claims"] = [{"name": CLAIM}]
     if spec.scheduling.rdma is not None:
         limits |= spec.scheduling.rdma.resources
-    # Kubernetes takes limits of such resources as requests too; said here, as quotas count requests.
-    return resources | ({"limits": limits, "requests": dict(limits)} if limits else {})
+    # Kubernetes takes the limits of such resources as the requests too.
+    return resources | ({"limits": limits} if limits else {})
 
 
 def pod_claims(spec: JobSpec, role: Role, *, job: str) -> list[dict[str, Any]]:

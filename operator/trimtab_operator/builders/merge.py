@@ -48,6 +48,7 @@ _CONTAINER: Final = Fields(
         "ports": Items(key="containerPort"),
         "volumeMounts": Items(key="mountPath"),
         "volumeDevices": Items(key="devicePath"),
+        "resources": Fields(),
     }
 )
 _POD_SPEC: Final = Fields(
@@ -60,9 +61,11 @@ _POD_SPEC: Final = Fields(
         "hostAliases": Items(key="ip"),
         "topologySpreadConstraints": Items(key="topologyKey"),
         "schedulingGates": Items(key="name"),
+        "evictionResponders": Items(key="name"),
     }
 )
-TEMPLATE: Final = Fields(fields={"metadata": Fields(), "spec": _POD_SPEC})
+_METADATA: Final = Fields(fields={"labels": Fields(), "annotations": Fields()})
+TEMPLATE: Final = Fields(fields={"metadata": _METADATA, "spec": _POD_SPEC})
 """Merge keys of a pod template."""
 
 

@@ -37,6 +37,15 @@ VOLUME_PREFIX: Final = "trimtab-"
 REPLACEABLE_VOLUMES: Final = frozenset({"trimtab-tmp", "trimtab-shm"})
 """Volumes of the operator's whose kind or size a template may change."""
 _MOUNTS: Final = (JOB_MOUNT, TLS_MOUNT, CODE_MOUNT, RUN_MOUNT)
+_NEEDED: Final[dict[str, Any]] = {
+    "spec": {
+        "containers": [
+            {"name": MAIN_CONTAINER, "volumeMounts": [{"mountPath": JOB_MOUNT}, {"mountPath": TLS_MOUNT}]}
+        ],
+        "volumes": [{"name": f"{VOLUME_PREFIX}job"}, {"name": f"{VOLUME_PREFIX}tls"}],
+    }
+}
+"""What is left of it once a template is merged must be all of it."""
 _POD_FIELDS: Final = {
     "restartPolicy": "the operator alone restarts pods",
     "hostname": "the others find the pod by it",
@@ -53,9 +62,8 @@ def reserved_problems(spec: JobSpec, settings: Settings) -> Iterable[Problem]:
     for name in ROLES:
         role = role_of(spec, settings, name)
         path = f"spec.roles.{name}"
-        env = [{"name": variable.name} for variable in role.spec.env]
-        yield from _env_problems(env, f"{path}.env")
-        yield from _env_problems(role.defaults.env, f"settings.roles.{name}.env")
+        for env, where in ((role.spec.env, path), (role.defaults.env, f"settings.roles.{name}")):
+            yield from _env_problems([variable.name for variable in env], f"{where}.env")
         resources = {"requests": role.spec.resources.requests, "limits": role.spec.resources.limits}
         yield from _resource_problems(resources, gpu, f"{path}.resources")
         for template, where in (
@@ -63,11 +71,14 @@ def reserved_problems(spec: JobSpec, settings: Settings) -> Iterable[Problem]:
             (role.spec.pod_template or {}, f"{path}.podTemplate"),
         ):
             try:
-                merge_template({}, template)
+                merged = merge_template(_NEEDED, template)
             except MergeError as error:
                 yield Problem(f"{where}.{error.path}".rstrip("."), error.value, error.message)
             else:
                 yield from _template_problems(template, gpu, where)
+                if not _contains(merged, _NEEDED):
+                    message = f"removes the container {MAIN_CONTAINER}, or what the operator mounts there"
+                    yield Problem(where, None, message)
 
 
 def _volume_problems(spec: JobSpec) -> Iterable[Problem]:
@@ -78,8 +89,7 @@ def _volume_problems(spec: JobSpec) -> Iterable[Problem]:
                 volume.name,
                 f"{volume.name!r} begins with {VOLUME_PREFIX}, as the operator's own volumes do",
             )
-    mounts = [{"mountPath": mount.mount_path} for mount in spec.volume_mounts]
-    yield from _mount_problems(mounts, "spec.volumeMounts")
+    yield from _mount_problems([mount.mount_path for mount in spec.volume_mounts], "spec.volumeMounts")
 
 
 def _template_problems(template: Mapping[str, Any], gpu: str | None, where: str) -> Iterable[Problem]:
@@ -96,11 +106,11 @@ def _template_problems(template: Mapping[str, Any], gpu: str | None, where: str)
         if field in spec:
             yield Problem(f"{where}.spec.{field}", spec[field], f"is set by the operator: {why}")
     for index, volume in enumerate(spec.get("volumes") or ()):
-        name = str(volume["name"])
+        name = str(volume.get("name"))
         if name.startswith(VOLUME_PREFIX) and name not in REPLACEABLE_VOLUMES:
             yield Problem(f"{where}.spec.volumes[{index}].name", name, f"{name!r} is the operator's own")
     for index, container in enumerate(spec.get("containers") or ()):
-        if container["name"] == MAIN_CONTAINER:
+        if container.get("name") == MAIN_CONTAINER:
             yield from _main_problems(container, gpu, f"{where}.spec.containers[{index}]")
 
 
@@ -108,25 +118,26 @@ def _main_problems(container: Mapping[str, Any], gpu: str | None, where: str) ->
     for field in ("terminationMessagePath", "terminationMessagePolicy"):
         if field in container:
             yield Problem(f"{where}.{field}", container[field], "is set by the operator, which reads it")
-    yield from _env_problems(container.get("env") or (), f"{where}.env")
-    yield from _mount_problems(container.get("volumeMounts") or (), f"{where}.volumeMounts")
+    yield from _env_problems([v.get("name", "") for v in container.get("env") or ()], f"{where}.env")
+    folders = [str(mount.get("mountPath")) for mount in container.get("volumeMounts") or ()]
+    yield from _mount_problems(folders, f"{where}.volumeMounts")
     yield from _resource_problems(container.get("resources") or {}, gpu, f"{where}.resources")
 
 
-def _env_problems(env: Sequence[Mapping[str, Any]], where: str) -> Iterable[Problem]:
-    for index, variable in enumerate(env):
-        if variable.get("name") in RESERVED_ENV:
-            message = f"{variable['name']} tells the pod's processes who they are: the operator sets it"
-            yield Problem(f"{where}[{index}].name", variable["name"], message)
+def _env_problems(names: Sequence[str], where: str) -> Iterable[Problem]:
+    for index, name in enumerate(names):
+        if name in RESERVED_ENV:
+            message = f"{name} tells the pod's processes who they are: the operator sets it"
+            yield Problem(f"{where}[{index}].name", name, message)
 
 
-def _mount_problems(mounts: Sequence[Mapping[str, Any]], where: str) -> Iterable[Problem]:
-    for index, mount in enumerate(mounts):
-        folder = PurePosixPath(str(mount.get("mountPath")))
+def _mount_problems(folders: Sequence[str], where: str) -> Iterable[Problem]:
+    for index, path in enumerate(folders):
+        folder = PurePosixPath(path)
         for ours in _MOUNTS:
             if folder.is_relative_to(ours) or PurePosixPath(ours).is_relative_to(folder):
                 message = f"hides {ours}, where the operator mounts what the pod needs: choose another folder"
-                yield Problem(f"{where}[{index}].mountPath", str(folder), message)
+                yield Problem(f"{where}[{index}].mountPath", path, message)
                 break
 
 
@@ -135,3 +146,16 @@ def _resource_problems(resources: Mapping[str, Any], gpu: str | None, where: str
         values = resources.get(kind)
         if gpu is not None and isinstance(values, Mapping) and gpu in values:
             yield Problem(f"{where}.{kind}['{gpu}']", values[gpu], "GPUs are asked for with gpusPerNode")
+
+
+def _contains(merged: Any, needed: Any) -> bool:
+    """Whether everything in `needed` is in `merged` too, whatever else is."""
+    if isinstance(needed, dict):
+        return isinstance(merged, Mapping) and all(
+            name in merged and _contains(merged[name], value) for name, value in needed.items()
+        )
+    if isinstance(needed, list):
+        return isinstance(merged, list) and all(
+            any(_contains(item, value) for item in merged) for value in needed
+        )
+    return bool(merged == needed)

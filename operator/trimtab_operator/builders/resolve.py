@@ -5,9 +5,10 @@ What comes out is stored in an immutable ConfigMap; every pod of the attempt is 
 
 import hashlib
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from trimtab.api import API_VERSION, KIND, JobError, JobSpec, Problem, ResolvedJob, RLTrainingJob, parse_job
+from trimtab_operator.builders.config_map import load_resolved, resolved_manifest
 from trimtab_operator.builders.reserved import reserved_problems
 from trimtab_operator.builders.roles import role_of
 from trimtab_operator.builders.storage import run_folder, storage_problem, storage_problems
@@ -15,7 +16,7 @@ from trimtab_operator.constants import ROLES
 from trimtab_operator.model.observed import Job
 from trimtab_operator.model.resolved import Resolved, Settings
 
-__all__ = ["parse", "resolve", "resolved_name", "storage_problem"]
+__all__ = ["load_resolved", "parse", "resolve", "resolved_manifest", "resolved_name", "storage_problem"]
 
 _BASE_DIR = Path("/")
 """What relative paths of a job start from in a pod."""
@@ -78,6 +79,9 @@ def _cluster_problems(spec: JobSpec, settings: Settings) -> Iterable[Problem]:
             spec.code.path,
             "is for `trimtab run` alone; in a cluster the code comes from image, configMap, volume or git",
         )
+    for field, path in _code_folders(spec):
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            yield Problem(field, path, f"{path!r} is not a folder inside: relative, and without `..`")
     for name in ROLES:
         if not role_of(spec, settings, name).image:
             yield Problem(
@@ -87,3 +91,10 @@ def _cluster_problems(spec: JobSpec, settings: Settings) -> Iterable[Problem]:
             )
     yield from storage_problems(spec)
     yield from reserved_problems(spec, settings)
+
+
+def _code_folders(spec: JobSpec) -> Iterable[tuple[str, str]]:
+    if spec.code is not None and spec.code.volume is not None:
+        yield "spec.code.volume.path", spec.code.volume.path
+    if spec.code is not None and spec.code.git is not None:
+        yield "spec.code.git.path", spec.code.git.path

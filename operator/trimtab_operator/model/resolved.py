@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from trimtab.api import ResolvedJob
-from trimtab.api.base import Model
+from trimtab.api.base import Model, Quantity
+from trimtab.api.kubernetes import EnvVar
 
 SCHEMA_VERSION = 1
 
@@ -27,13 +28,13 @@ class RoleDefaults(PlatformModel):
     """Container image."""
     image_pull_policy: str = ""
     """Always, IfNotPresent or Never; empty: Kubernetes decides by the tag."""
-    resources: dict[str, dict[str, str]] = Field(default_factory=dict)
+    resources: dict[str, dict[str, Quantity]] = Field(default_factory=dict)
     """requests and limits."""
     node_selector: dict[str, str] = Field(default_factory=dict)
     tolerations: tuple[dict[str, Any], ...] = ()
     affinity: dict[str, Any] = Field(default_factory=dict)
     topology_spread_constraints: tuple[dict[str, Any], ...] = ()
-    env: tuple[dict[str, Any], ...] = ()
+    env: tuple[EnvVar, ...] = ()
     pod_template: dict[str, Any] = Field(default_factory=dict)
     """Merged into the pods before the job's own template."""
 
