@@ -58,6 +58,7 @@ proto: setup ## Regenerate the Python beside the .proto files
 docs: setup ## Regenerate the reference pages
 	$(BIN)/python scripts/generate_reference.py
 	$(BIN)/python scripts/generate_metrics_page.py
+	$(BIN)/python scripts/generate_operator_page.py
 
 .PHONY: bench
 bench: setup ## Run the benchmarks one after the other (about an hour on two cores)

@@ -10,7 +10,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-GENERATORS = ("generate_proto.py", "generate_reference.py", "generate_metrics_page.py", "generate_crd.py")
+GENERATORS = (
+    "generate_proto.py",
+    "generate_reference.py",
+    "generate_metrics_page.py",
+    "generate_crd.py",
+    "generate_operator_page.py",
+)
 OUTPUT_FOLDERS = ("runtime/trimtab/v1", "docs", "charts/trimtab/files")
 MAX_DIFF_LINES = 40
 

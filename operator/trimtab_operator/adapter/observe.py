@@ -1,0 +1,120 @@
+"""Puts together what `reconcile` looks at: from the caches, and from the few things that are read on demand.
+
+Read on demand are the resolved spec of the attempt (once per attempt and life of the operator), and the
+access modes of the claims that a spec names, before a start. Also decides which coordinator is polled: the
+one of the newest incarnation, while it runs.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from trimtab.api.conditions import Phase
+from trimtab_operator.adapter.final_word import read_final_word
+from trimtab_operator.adapter.memory import JobMemory, Memories
+from trimtab_operator.adapter.pods import PodCache
+from trimtab_operator.adapter.progress import Coordinators
+from trimtab_operator.adapter.trim import KnownPod
+from trimtab_operator.builders.config_map import load_resolved
+from trimtab_operator.certs import JobCredentials
+from trimtab_operator.constants import COORDINATOR
+from trimtab_operator.kube.client import Client
+from trimtab_operator.kube.errors import NotFoundError
+from trimtab_operator.kube.resources import CLAIMS, CONFIG_MAPS
+from trimtab_operator.model.observed import Job, Observed, Progress
+from trimtab_operator.model.resolved import Resolved, Settings
+from trimtab_operator.reconcile.finishing import is_finished
+from trimtab_operator.reconcile.units import has_ended
+
+
+class Observer:
+    """One for all jobs."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        pods: PodCache,
+        coordinators: Coordinators,
+        memories: Memories,
+        settings: Settings,
+        credentials: Callable[[Job], JobCredentials],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._pods = pods
+        self._coordinators = coordinators
+        self._memories = memories
+        self._settings = settings
+        self._credentials = credentials
+        self._now = now
+
+    async def look(self, job: Job) -> Observed:
+        """Everything about one job, as of now."""
+        memory = self._memories.of(job.uid)
+        pods = self._pods.of_job(job.uid)
+        return Observed(
+            job=job,
+            pods=tuple(known.pod for known in pods),
+            progress=self._progress(job, pods),
+            resolved=await self._resolved(job, memory),
+            claims=await self._claims(job, memory),
+            settings=self._settings,
+            refused=memory.refused,
+        )
+
+    def _progress(self, job: Job, pods: Iterable[KnownPod]) -> Progress | None:
+        attempt = job.status.attempt
+        mine = [known for known in pods if known.pod.role == COORDINATOR and known.pod.attempt == attempt]
+        if not mine or is_finished(job.status):
+            self._coordinators.drop(job.uid)
+            return None
+        newest = max(mine, key=lambda known: known.pod.incarnation)
+        if has_ended(newest.pod):
+            self._coordinators.rest(job.uid)
+        elif newest.address and newest.pod.phase == "Running":
+            self._coordinators.follow(job.uid, newest, lambda: self._credentials(job))
+        words = {known.pod.uid: read_final_word(known.pod, self._now()) for known in mine}
+        complete = next((word for word in words.values() if word and word.phase == Phase.COMPLETE), None)
+        return complete or words[newest.pod.uid] or self._coordinators.latest(job.uid)
+
+    async def _resolved(self, job: Job, memory: JobMemory) -> Resolved | None:
+        state = job.status.resolved
+        if state is None or is_finished(job.status):
+            memory.resolved = None
+        elif memory.resolved is None or memory.resolved.name != state.name:
+            try:
+                stored = await self._client.get(CONFIG_MAPS, job.namespace, state.name)
+            except NotFoundError:
+                memory.resolved = None
+            else:
+                memory.resolved = load_resolved(stored)
+        return memory.resolved
+
+    async def _claims(self, job: Job, memory: JobMemory) -> Mapping[str, tuple[str, ...]] | None:
+        """Looked up anew for each generation, where the job may be about to start from it."""
+        state = job.status.resolved
+        if state is not None and state.generation == job.generation:
+            return None
+        if memory.claims is None or memory.claims_generation != job.generation:
+            found: dict[str, tuple[str, ...]] = {}
+            for name in claim_names(job.spec):
+                try:
+                    claim = await self._client.get(CLAIMS, job.namespace, name)
+                except NotFoundError:
+                    continue
+                found[name] = tuple(claim.get("spec", {}).get("accessModes") or ())
+            memory.claims, memory.claims_generation = found, job.generation
+        return memory.claims
+
+
+def claim_names(spec: Mapping[str, Any]) -> list[str]:
+    """The claims that a spec names, valid or not."""
+    volumes = spec.get("volumes")
+    sources = [
+        volume.get("persistentVolumeClaim")
+        for volume in (volumes if isinstance(volumes, list) else ())
+        if isinstance(volume, dict)
+    ]
+    names = [source.get("claimName") for source in sources if isinstance(source, dict)]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str) and name))

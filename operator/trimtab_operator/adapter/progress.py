@@ -1,0 +1,313 @@
+"""What each job's coordinator says over gRPC, and what it is told: one channel a running coordinator.
+
+    coordinator's pod runs --> link: dial its IP over mTLS, ask at once, then every POLL_S
+    a pod of the job changed --> ask at once
+    another pod, another address, a certificate that runs out --> a new channel
+    the pod has ended --> the channel is closed, the last answer stays; the job is gone --> that goes too
+
+The times of the regular questions are spread evenly over POLL_S by the job's uid, so that a thousand jobs
+are a hundred questions a second and never a thousand at once. An answer that says nothing new but numbers
+wakes the queue twice a minute, as those are written once a minute. A coordinator that cannot be reached is
+no error of the operator: its last answer grows old, and `reconcile` sees how old.
+
+Runs on the operator's loop. grpc is known here alone.
+"""
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from trimtab.v1 import job_control_pb2 as pb
+from trimtab.v1 import job_control_pb2_grpc as rpc
+from trimtab_operator.adapter.trim import KnownPod
+from trimtab_operator.certs import COORDINATOR, JobCredentials, needs_rotation
+from trimtab_operator.constants import CONTROL_PORT
+from trimtab_operator.kube.errors import KubeError
+from trimtab_operator.model.observed import Progress, RestartWish
+
+logger = logging.getLogger(__name__)
+
+POLL_S: Final = 10.0
+CALL_TIMEOUT_S: Final = 5.0
+SOON_S: Final = 0.2
+"""Pods change several at a time: one question is enough."""
+NUMBERS_S: Final = 30.0
+"""An answer that says nothing new but numbers wakes the queue this often."""
+ANSWER_BYTES: Final = 1024 * 1024
+_OPTIONS: Final = (
+    ("grpc.ssl_target_name_override", COORDINATOR),
+    ("grpc.max_receive_message_length", ANSWER_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_reconnect_backoff_ms", 10_000),
+)
+
+
+class CoordinatorError(KubeError):
+    """A coordinator could not be told something now."""
+
+
+class Coordinators:
+    """The links to all coordinators. `changed(uid)` is called when one says something new."""
+
+    def __init__(
+        self,
+        *,
+        changed: Callable[[str], None],
+        on_poll: Callable[[str], None] = lambda code: None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._changed = changed
+        self._on_poll = on_poll
+        self._clock = clock
+        self._now = now
+        self._links: dict[str, _Link] = {}
+
+    def follow(self, uid: str, pod: KnownPod, credentials: Callable[[], JobCredentials]) -> None:
+        """Poll this coordinator of the job from now on; another one of it no more."""
+        link = self._links.get(uid)
+        if link is not None and link.pod_uid == pod.pod.uid and link.address == pod.address:
+            return
+        if link is not None:
+            link.close()
+        self._links[uid] = _Link(
+            pod,
+            credentials,
+            phase_s=_phase(uid) * POLL_S,
+            told=lambda: self._changed(uid),
+            on_poll=self._on_poll,
+            clock=self._clock,
+            now=self._now,
+        )
+
+    def drop(self, uid: str) -> None:
+        """Poll the job no longer."""
+        link = self._links.pop(uid, None)
+        if link is not None:
+            link.close()
+
+    def rest(self, uid: str) -> None:
+        """The coordinator's pod has ended: ask no more, and keep what it last said."""
+        link = self._links.get(uid)
+        if link is not None:
+            link.close()
+
+    def latest(self, uid: str) -> Progress | None:
+        """What its coordinator last said."""
+        link = self._links.get(uid)
+        return None if link is None else link.latest
+
+    def ask_soon(self, uid: str) -> None:
+        """Something has changed about the job."""
+        link = self._links.get(uid)
+        if link is not None:
+            link.wake.set()
+
+    async def stop(self, uid: str, *, reason: str, grace_s: float) -> None:
+        """JobControl.Stop; CoordinatorError where it was not heard."""
+        await self._link(uid).tell(lambda stub: stub.Stop(pb.StopRequest(reason=reason, grace_s=grace_s)))
+
+    async def resize(
+        self, uid: str, *, rollouts: int, min_rollouts: int, rewards: int, min_rewards: int
+    ) -> None:
+        """JobControl.Resize; CoordinatorError where it was not heard."""
+        request = pb.ResizeRequest(
+            rollout_replicas=rollouts,
+            min_rollout_replicas=min_rollouts,
+            reward_replicas=rewards,
+            min_reward_replicas=min_rewards,
+        )
+        await self._link(uid).tell(lambda stub: stub.Resize(request))
+
+    async def close(self) -> None:
+        """Close every channel."""
+        links = list(self._links.values())
+        self._links.clear()
+        for link in links:
+            link.close()
+        await asyncio.gather(*(link.ended() for link in links))
+
+    def _link(self, uid: str) -> "_Link":
+        link = self._links.get(uid)
+        if link is None:
+            raise CoordinatorError("the coordinator does not run")
+        return link
+
+
+class _Link:
+    """One coordinator's pod."""
+
+    def __init__(
+        self,
+        pod: KnownPod,
+        credentials: Callable[[], JobCredentials],
+        *,
+        phase_s: float,
+        told: Callable[[], None],
+        on_poll: Callable[[str], None],
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
+        self.pod_uid = pod.pod.uid
+        self.address = pod.address
+        self.latest: Progress | None = None
+        self.wake = asyncio.Event()
+        self._incarnation = pod.pod.incarnation
+        self._credentials = credentials
+        self._phase_s = phase_s
+        self._told = told
+        self._on_poll = on_poll
+        self._clock = clock
+        self._now = now
+        self._told_last: Progress | None = None
+        self._told_at = 0.0
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: rpc.JobControlStub | None = None
+        self._valid_until = now()
+        self._closing: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._run(), name=f"progress {pod.pod.name}")
+
+    def close(self) -> None:
+        """End the task and the channel, in the background."""
+        if self._closing is None:
+            self._task.cancel()
+            self._closing = asyncio.create_task(self._close_channel())
+
+    async def ended(self) -> None:
+        """Wait until `close` has done its work."""
+        waiting = [task for task in (self._task, self._closing) if task is not None]
+        await asyncio.wait(waiting, timeout=CALL_TIMEOUT_S)
+
+    async def tell(
+        self, send: "Callable[[rpc.JobControlStub], grpc.aio.UnaryUnaryCall[object, object]]"
+    ) -> None:
+        """Make one call; CoordinatorError names what went wrong."""
+        stub = await self._connected()
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await send(stub)
+        except grpc.aio.AioRpcError as error:
+            raise CoordinatorError(f"the coordinator at {self.address}: {_words(error)}") from error
+        except TimeoutError as error:
+            raise CoordinatorError(f"the coordinator at {self.address} did not answer in time") from error
+
+    async def _run(self) -> None:
+        while True:
+            await self._ask()
+            try:
+                async with asyncio.timeout(self._pause_s()):
+                    await self.wake.wait()
+                await asyncio.sleep(SOON_S)
+            except TimeoutError:
+                pass
+            self.wake.clear()
+
+    def _pause_s(self) -> float:
+        """Until this job's turn within the next interval, give or take a little."""
+        into_s = (self._clock() - self._phase_s) % POLL_S
+        jitter_s = random.uniform(0.0, POLL_S / 20)  # noqa: S311 -- spreads the questions
+        return POLL_S - into_s + jitter_s
+
+    async def _ask(self) -> None:
+        stub = await self._connected()
+        try:
+            answer: pb.JobStatus = await stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            self._on_poll(error.code().name)
+            logger.debug("the coordinator at %s: %s", self.address, _words(error))
+            return
+        self._on_poll("OK")
+        self.latest = read_status(answer, self._incarnation, self._now())
+        news, at = _essence(self.latest), self._clock()
+        if news != self._told_last or at - self._told_at >= NUMBERS_S:
+            self._told_last, self._told_at = news, at
+            self._told()
+
+    async def _connected(self) -> rpc.JobControlStub:
+        if self._stub is None or needs_rotation(self._valid_until, self._now()):
+            await self._close_channel()
+            pems = self._credentials().operator_pems(self._now())
+            self._valid_until = pems.not_after
+            self._channel = grpc.aio.secure_channel(
+                f"{_bracketed(self.address)}:{CONTROL_PORT}",
+                grpc.ssl_channel_credentials(
+                    root_certificates=pems.ca, private_key=pems.key, certificate_chain=pems.certificate
+                ),
+                options=_OPTIONS,
+            )
+            self._stub = rpc.JobControlStub(self._channel)  # type: ignore[no-untyped-call]
+        return self._stub
+
+    async def _close_channel(self) -> None:
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close(grace=None)
+
+
+def read_status(answer: pb.JobStatus, incarnation: int | None, received: datetime) -> Progress:
+    """A coordinator's answer as the model has it."""
+    return Progress(
+        attempt=answer.attempt,
+        incarnation=incarnation,
+        phase=answer.phase,
+        activity=answer.activity,
+        step=answer.step,
+        total_steps=answer.total_steps,
+        epoch=answer.epoch,
+        metrics=dict(answer.metrics),
+        not_finite=tuple(answer.not_finite),
+        ready={role.role: role.ready for role in answer.roles},
+        desired={role.role: role.desired for role in answer.roles},
+        minimum={role.role: role.min_desired for role in answer.roles},
+        missing=", ".join(answer.missing),
+        checkpoint_step=answer.checkpoint_step if answer.checkpoint_path else -1,
+        checkpoint_path=answer.checkpoint_path,
+        restart_wishes=tuple(
+            RestartWish(
+                role=wish.worker.role,
+                replica=wish.worker.replica,
+                incarnation=wish.worker.incarnation,
+                reason=wish.reason,
+            )
+            for wish in answer.restart_requests
+        ),
+        reason=answer.reason,
+        message=answer.message,
+        warnings=tuple(answer.warnings),
+        received=received,
+    )
+
+
+def _essence(progress: Progress) -> Progress:
+    """Without what changes all the time and is written once a minute."""
+    return replace(
+        progress,
+        activity="",
+        step=min(progress.step, 1),
+        epoch=0.0,
+        metrics={},
+        received=datetime.min,
+    )
+
+
+def _phase(uid: str) -> float:
+    """A fixed place of this job within [0, 1)."""
+    return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:4], "big") / 2**32
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _words(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details() or ''}".rstrip(": ")

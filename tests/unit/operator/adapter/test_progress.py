@@ -1,0 +1,255 @@
+"""Against real gRPC servers with the certificates that a job's pods have, on loopback addresses."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import grpc
+import grpc.aio
+import pytest
+
+from trimtab.v1 import job_control_pb2 as pb
+from trimtab.v1 import job_control_pb2_grpc as rpc
+from trimtab.v1.control_pb2 import WorkerId
+from trimtab_operator.adapter import progress as module
+from trimtab_operator.adapter.progress import CoordinatorError, Coordinators
+from trimtab_operator.adapter.trim import KnownPod
+from trimtab_operator.certs import JobCredentials, MasterKey
+from trimtab_operator.constants import CONTROL_PORT
+from trimtab_operator.model.observed import Pod
+
+MASTER = MasterKey(b"m" * 32)
+_hosts = itertools.count(2)
+
+
+def credentials(uid: str = "uid-1") -> JobCredentials:
+    return JobCredentials(MASTER, job_uid=uid, namespace="ns", job_name="job")
+
+
+def pod(address: str, uid: str = "pod-1", incarnation: int = 1) -> KnownPod:
+    known = Pod(
+        name=uid,
+        uid=uid,
+        role="coordinator",
+        replica=0,
+        node=0,
+        incarnation=incarnation,
+        attempt=5001,
+        phase="Running",
+        created=datetime.now(UTC),
+    )
+    return KnownPod(pod=known, namespace="ns", job_uid="uid-1", version=1, address=address)
+
+
+class FakeCoordinator(rpc.JobControlServicer):
+    """Answers with `status`; records what it is told."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.status = pb.JobStatus(attempt=5001, phase="Starting")
+        self.asked = 0
+        self.stops: list[pb.StopRequest] = []
+        self.sizes: list[pb.ResizeRequest] = []
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.JobStatus:  # noqa: N802
+        self.asked += 1
+        return self.status
+
+    async def Stop(self, request: pb.StopRequest, context: object) -> pb.StopResponse:  # noqa: N802
+        self.stops.append(request)
+        return pb.StopResponse()
+
+    async def Resize(self, request: pb.ResizeRequest, context: object) -> pb.ResizeResponse:  # noqa: N802
+        self.sizes.append(request)
+        return pb.ResizeResponse()
+
+
+@pytest.fixture
+def addresses() -> Iterator[str]:
+    """Addresses that no other test process uses."""
+    return (f"127.{1 + os.getpid() // 250 % 250}.{os.getpid() % 250}.{number}" for number in _hosts)
+
+
+@pytest.fixture
+async def coordinator(
+    addresses: Iterator[str],
+) -> AsyncIterator[Callable[..., Awaitable[FakeCoordinator]]]:
+    servers = []
+
+    async def start(uid: str = "uid-1") -> FakeCoordinator:
+        made = FakeCoordinator(next(addresses))
+        data = credentials(uid).secret_data(datetime.now(UTC))
+        server = grpc.aio.server()
+        rpc.add_JobControlServicer_to_server(made, server)
+        server.add_secure_port(
+            f"{made.address}:{CONTROL_PORT}",
+            grpc.ssl_server_credentials(
+                [(data["coordinator.key"], data["coordinator.crt"])],
+                root_certificates=data["ca.crt"],
+                require_client_auth=True,
+            ),
+        )
+        await server.start()
+        servers.append(server)
+        return made
+
+    yield start
+    for server in servers:
+        await server.stop(None)
+
+
+@pytest.fixture
+def changed() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def codes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+async def links(
+    changed: list[str], codes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Coordinators]:
+    monkeypatch.setattr(module, "SOON_S", 0.01)
+    made = Coordinators(changed=changed.append, on_poll=codes.append)
+    yield made
+    await made.close()
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 -- what is waited for raises no event
+            await asyncio.sleep(0.005)
+
+
+async def test_coordinator_is_asked_at_once_and_understood(links, coordinator, changed) -> None:
+    peer = await coordinator()
+    peer.status = pb.JobStatus(
+        attempt=5001,
+        phase="Running",
+        step=3,
+        total_steps=8,
+        metrics={"reward": 0.5},
+        not_finite=["kl"],
+        missing=["rollout-1/rank-0"],
+        roles=[pb.RoleStatus(role="rollout", desired=2, ready=1, min_desired=1)],
+        restart_requests=[
+            pb.RestartRequest(worker=WorkerId(role="rollout", replica=1, incarnation=4), reason="hangs")
+        ],
+        checkpoint_path="/runs/2",
+        checkpoint_step=2,
+    )
+    links.follow("uid-1", pod(peer.address, incarnation=7), credentials)
+    await _until(lambda: changed)
+    said = links.latest("uid-1")
+    assert (said.phase, said.step, said.total_steps, said.incarnation) == ("Running", 3, 8, 7)
+    assert (said.ready, said.desired, said.minimum) == ({"rollout": 1}, {"rollout": 2}, {"rollout": 1})
+    assert (said.metrics, said.not_finite, said.missing) == ({"reward": 0.5}, ("kl",), "rollout-1/rank-0")
+    assert (said.checkpoint_step, said.checkpoint_path) == (2, "/runs/2")
+    wish = said.restart_wishes[0]
+    assert (wish.role, wish.replica, wish.incarnation, wish.reason) == ("rollout", 1, 4, "hangs")
+    assert not said.final
+
+
+async def test_numbers_alone_do_not_wake_the_queue_and_news_do(links, coordinator, changed) -> None:
+    peer = await coordinator()
+    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=1)
+    links.follow("uid-1", pod(peer.address), credentials)
+    await _until(lambda: changed)
+    for step in (2, 3):
+        asked = peer.asked
+        peer.status = pb.JobStatus(attempt=5001, phase="Running", step=step, metrics={"reward": step / 8})
+        links.ask_soon("uid-1")
+        await _until(lambda asked=asked: peer.asked > asked)
+    await _until(lambda: links.latest("uid-1").step == 3)
+    assert changed == ["uid-1"]
+    peer.status = pb.JobStatus(attempt=5001, phase="Recovering", step=3)
+    links.ask_soon("uid-1")
+    await _until(lambda: len(changed) == 2)
+
+
+async def test_questions_follow_one_another_at_their_interval(links, coordinator, monkeypatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.05)
+    peer = await coordinator()
+    links.follow("uid-1", pod(peer.address), credentials)
+    await _until(lambda: peer.asked >= 4)
+
+
+async def test_stop_and_resize_are_heard(links, coordinator) -> None:
+    peer = await coordinator()
+    links.follow("uid-1", pod(peer.address), credentials)
+    await links.stop("uid-1", reason="suspended", grace_s=30)
+    await links.resize("uid-1", rollouts=4, min_rollouts=2, rewards=1, min_rewards=1)
+    assert peer.stops == [pb.StopRequest(reason="suspended", grace_s=30)]
+    assert peer.sizes == [
+        pb.ResizeRequest(rollout_replicas=4, min_rollout_replicas=2, reward_replicas=1, min_reward_replicas=1)
+    ]
+
+
+async def test_coordinator_of_another_job_is_not_believed(links, coordinator, codes, changed) -> None:
+    stranger = await coordinator("another-uid")
+    links.follow("uid-1", pod(stranger.address), credentials)
+    await _until(lambda: codes)
+    assert codes[0] == "UNAVAILABLE"
+    assert stranger.asked == 0
+    assert changed == []
+    with pytest.raises(CoordinatorError, match=r"the coordinator at 127\."):
+        await links.stop("uid-1", reason="x", grace_s=1)
+    assert stranger.stops == []
+
+
+async def test_coordinator_that_cannot_be_reached_keeps_its_last_word(
+    links, coordinator, addresses, changed, codes
+) -> None:
+    peer = await coordinator()
+    links.follow("uid-1", pod(peer.address), credentials)
+    await _until(lambda: changed)
+    links.rest("uid-1")
+    assert links.latest("uid-1").phase == "Starting"
+    asked = peer.asked
+    links.ask_soon("uid-1")
+    await asyncio.sleep(0.05)
+    assert peer.asked == asked
+    links.follow("uid-1", pod(next(addresses), uid="pod-2"), credentials)
+    assert links.latest("uid-1") is None
+    await _until(lambda: "UNAVAILABLE" in codes)
+
+
+async def test_new_pod_of_the_coordinator_is_followed_instead(links, coordinator, changed) -> None:
+    first, second = await coordinator(), await coordinator()
+    links.follow("uid-1", pod(first.address), credentials)
+    await _until(lambda: changed)
+    second.status = pb.JobStatus(attempt=5001, phase="Recovering")
+    links.follow("uid-1", replace(pod(second.address, uid="pod-2"), version=2), credentials)
+    await _until(lambda: len(changed) == 2)
+    assert links.latest("uid-1").phase == "Recovering"
+    assert links.latest("uid-1").incarnation == 1
+
+
+async def test_job_without_a_coordinator_cannot_be_told_anything(links) -> None:
+    with pytest.raises(CoordinatorError, match="does not run"):
+        await links.stop("uid-1", reason="x", grace_s=1)
+    assert links.latest("uid-1") is None
+
+
+async def test_certificate_that_runs_out_is_made_anew(links, coordinator, changed) -> None:
+    made = []
+
+    def counted() -> JobCredentials:
+        made.append(1)
+        return credentials()
+
+    peer = await coordinator()
+    links.follow("uid-1", pod(peer.address), counted)
+    await _until(lambda: changed)
+    assert len(made) == 1
+    links._links["uid-1"]._valid_until = datetime.now(UTC)
+    asked = peer.asked
+    links.ask_soon("uid-1")
+    await _until(lambda: peer.asked > asked)
+    assert len(made) == 2
