@@ -29,7 +29,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,26 @@ AUDIT_POLICY = {
 }
 
 
+NOT_SET = (
+    "KUBEBUILDER_ASSETS is not set: it names a folder with etcd, kube-apiserver and kubectl"
+    " (setup-envtest use --print env)"
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """One line for all tests that are skipped for want of the variable: pytest folds those of one place."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and NOT_SET in report.longrepr[2]:
+        report.longrepr = (__file__, 0, report.longrepr[2])
+    return report
+
+
 def assets() -> Path:
     """Folder of the binaries; skips the test where the variable is not set."""
     folder = os.environ.get("KUBEBUILDER_ASSETS")
     if not folder:
-        pytest.skip(
-            "KUBEBUILDER_ASSETS is not set: it names a folder with etcd, kube-apiserver and kubectl"
-            " (setup-envtest use --print env)"
-        )
+        pytest.skip(NOT_SET)
     missing = [name for name in ("etcd", "kube-apiserver") if not (Path(folder) / name).exists()]
     if missing:
         pytest.fail(f"KUBEBUILDER_ASSETS={folder} holds no {' and no '.join(missing)}", pytrace=False)
