@@ -146,6 +146,8 @@ def make_space(
         yield make
     finally:
         for space, objects in made:
+            # Jobs first, so that the operator sees to their pods.
+            space.kube("delete", "rltj", "--all", "--timeout=60s")
             _remove_space(space, objects)
 
 
@@ -191,8 +193,7 @@ def _make_space(name: str, images: Images, volume: Volume) -> tuple[Space, list[
 
 
 def _remove_space(space: Space, objects: list[Manifest]) -> None:
-    """Jobs first, so that the operator sees to their pods; then the rest, in the background."""
-    space.kube("delete", "rltj", "--all", "--timeout=60s", "--ignore-not-found")
+    """End what runs there; the namespace goes in the background."""
     space.kube("delete", "pod", "--all", "--grace-period=0", "--force", "--ignore-not-found")
     for entry in objects:
         name = entry["metadata"]["name"]
