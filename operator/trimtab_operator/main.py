@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trimtab.errors import TrimtabError
 from trimtab_operator.adapter.logs import LEVELS, set_up_logs
-from trimtab_operator.adapter.operator import run_operator
+from trimtab_operator.adapter.process import run_operator
 from trimtab_operator.adapter.settings import IDENTITY_DIR, IDENTITY_SECRET, Options, load_settings
 
 HEALTH_PORT = 8080

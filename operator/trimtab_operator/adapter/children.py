@@ -6,11 +6,13 @@ by POST, and only changed where it is this job's already.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
+from trimtab.api.conditions import ConditionType
 from trimtab.api.status import JobStatus
 from trimtab_operator.adapter.memory import Memories
 from trimtab_operator.builders.children import child_manifests
@@ -61,6 +63,9 @@ class Children:
             credentials.not_after(now),
         )
         begun = self._clock()
+        if memory.children is None and _everybody_registered(job.status):
+            # An operator before this one has made them: a thousand jobs are not all applied again at once.
+            memory.children, memory.children_at = wanted, begun - random.uniform(0.0, RESYNC_S)  # noqa: S311
         if memory.children == wanted and begun - memory.children_at < RESYNC_S:
             return
         manifests = child_manifests(
@@ -101,6 +106,12 @@ def _scaled(status: JobStatus) -> set[str]:
         return {ROLLOUT, REWARD}
     names = (split_name(unit.name) for unit in status.units)
     return {role for role, replica in names if replica > 0}
+
+
+def _everybody_registered(status: JobStatus) -> bool:
+    return any(
+        item.type == ConditionType.WORKERS_READY and item.status == "True" for item in status.conditions
+    )
 
 
 def check_owner(raw: JsonObject, job: Job, what: str) -> None:

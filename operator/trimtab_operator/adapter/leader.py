@@ -75,7 +75,7 @@ class Leader:
         self._client = client
         self._key = key
         self._settings = options.settings
-        self._queue: KeyedQueue[str] = KeyedQueue(self._look, on_run=metrics.note_run)
+        self._queue: KeyedQueue[str] = KeyedQueue(self._look, on_run=metrics.note_run, name=self._name)
         self._jobs = JobCache(self._queue.add)
         self._pods = PodCache(self._pod_changed)
         self._pod_watches = [PodWatch(client, self._pods, namespace) for namespace in frame.namespaces]
@@ -158,6 +158,10 @@ class Leader:
 
     async def _look(self, uid: str) -> float | None:
         return await self._controller.look(uid)
+
+    def _name(self, uid: str) -> str:
+        job = self._jobs.get(uid)
+        return uid if job is None else f"{job.namespace}/{job.name}"
 
     def _credentials(self, job: Job) -> JobCredentials:
         return JobCredentials(

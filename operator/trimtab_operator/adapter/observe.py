@@ -52,7 +52,8 @@ class Observer:
     async def look(self, job: Job) -> Observed:
         """Everything about one job, as of now."""
         memory = self._memories.of(job.uid)
-        pods = self._pods.of_job(job.uid)
+        # A pod of another namespace that claims to be of this job is somebody's attempt to be believed.
+        pods = [known for known in self._pods.of_job(job.uid) if known.namespace == job.namespace]
         return Observed(
             job=job,
             pods=tuple(known.pod for known in pods),

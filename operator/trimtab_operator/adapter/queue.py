@@ -46,11 +46,13 @@ class KeyedQueue(Generic[Key]):
         workers: int = WORKERS,
         clock: Callable[[], float] = time.monotonic,
         on_run: Callable[[float, bool], None] = lambda seconds, failed: None,
+        name: Callable[[Key], str] = str,
     ) -> None:
         self._handle = handle
         self._workers = workers
         self._clock = clock
         self._on_run = on_run
+        self._name = name
         self._ready: deque[Key] = deque()
         self._queued: set[Key] = set()
         self._ready_since: dict[Key, float] = {}
@@ -178,7 +180,7 @@ class KeyedQueue(Generic[Key]):
             if not task.done():
                 task.cancel()
         if not task.done():
-            logger.error("%s: not done after %.0f s", key, HANDLER_TIMEOUT_S)
+            logger.error("%s: not done after %.0f s", self._name(key), HANDLER_TIMEOUT_S)
             await asyncio.wait({task}, timeout=CANCEL_S)
             return self._backoff(key), True
         error = asyncio.CancelledError("cancelled") if task.cancelled() else task.exception()
@@ -188,7 +190,7 @@ class KeyedQueue(Generic[Key]):
         if isinstance(error, NotLeadingError):
             return MAX_BACKOFF_S, True  # the process is about to end
         if not isinstance(error, RetryError):
-            logger.error("%s: failed", key, exc_info=error)
+            logger.error("%s: failed", self._name(key), exc_info=error)
         return self._backoff(key), True
 
     def _backoff(self, key: Key) -> float:

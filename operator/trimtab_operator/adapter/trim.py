@@ -1,7 +1,7 @@
 """Kubernetes JSON to the model's types, keeping what decisions need and nothing else.
 
 Pure functions, called for every object of a list or watch: a pod of 8 KB becomes a record of a few hundred
-bytes. What cannot be a pod of ours (a label is missing or no number) is no pod: None.
+bytes. What cannot be a pod of ours (a label is missing or no number, the job does not own it) is none: None.
 """
 
 import sys
@@ -81,7 +81,10 @@ def trim_pod(raw: JsonObject) -> KnownPod | None:
     metadata = raw["metadata"]
     labels = metadata.get("labels") or {}
     place = [labels.get(name, "") for name in (LABEL_REPLICA, LABEL_NODE, LABEL_INCARNATION, LABEL_ATTEMPT)]
-    if not labels.get(LABEL_JOB_UID) or not labels.get(LABEL_ROLE) or not all(map(str.isdecimal, place)):
+    job_uid, owners = labels.get(LABEL_JOB_UID, ""), metadata.get("ownerReferences") or ()
+    if not labels.get(LABEL_ROLE) or not all(map(str.isdecimal, place)):
+        return None
+    if not any(owner.get("uid") == job_uid for owner in owners):
         return None
     replica, node, incarnation, attempt = map(int, place)
     status = raw.get("status") or {}
@@ -92,7 +95,7 @@ def trim_pod(raw: JsonObject) -> KnownPod | None:
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     return KnownPod(
         namespace=sys.intern(metadata["namespace"]),
-        job_uid=sys.intern(labels[LABEL_JOB_UID]),
+        job_uid=sys.intern(job_uid),
         version=version_number(metadata.get("resourceVersion")),
         address=status.get("podIP") or "",
         pod=Pod(

@@ -29,6 +29,7 @@ def pod(
             "resourceVersion": str(version),
             "creationTimestamp": "2026-11-30T10:00:00Z",
             "labels": labels,
+            "ownerReferences": [{"uid": job}],
         },
         "status": {"phase": phase},
     }

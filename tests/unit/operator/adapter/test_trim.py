@@ -24,6 +24,7 @@ def pod(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]
             "resourceVersion": "41",
             "creationTimestamp": "2026-11-30T10:00:00Z",
             "labels": labels,
+            "ownerReferences": [{"uid": "uid-of-job"}],
             "managedFields": [{"manager": "x" * 1000}],
             **metadata,
         },
@@ -60,6 +61,12 @@ def test_pod_keeps_its_place_and_address() -> None:
 def test_pod_with_a_label_that_is_no_place_is_none_of_ours(value: str) -> None:
     raw = pod()
     raw["metadata"]["labels"][LABEL_REPLICA] = value
+    assert trim_pod(raw) is None
+
+
+def test_pod_that_the_job_does_not_own_is_none_of_ours() -> None:
+    raw = pod()
+    raw["metadata"]["ownerReferences"] = [{"uid": "another"}]
     assert trim_pod(raw) is None
 
 
