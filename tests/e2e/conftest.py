@@ -1,5 +1,6 @@
 """Whole jobs as a user starts them: `trimtab run` in a process of its own, watched from outside."""
 
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,9 @@ from trimtab.v1 import job_control_pb2 as job_pb
 
 PROMPTS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(6)]
 ONE_THREAD = [{"name": "OMP_NUM_THREADS", "value": "1"}]
+POLL_S = 0.02
+AT_REST_S = 1.0
+"""A job that has waited for a stopped worker for this long has had every answer that was on its way."""
 
 
 def base_job(model: Path, data: Path) -> dict[str, Any]:
@@ -71,7 +75,7 @@ class Run:
             str(run_dir),
             *arguments,
         ]
-        self._output = (run_dir.parent / f"{run_dir.name}.out").open("a+b")
+        self._output = job.with_suffix(".out").open("a+b")
         self.process = subprocess.Popen(
             command, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -94,35 +98,93 @@ class Run:
             return None
 
     def until(
-        self, condition: Callable[[job_pb.JobStatus], bool], *, what: str, timeout_s: float = 180.0
-    ) -> None:
+        self, condition: Callable[[job_pb.JobStatus], bool], *, what: str, timeout_s: float = 300.0
+    ) -> job_pb.JobStatus:
         """Wait until the job's status fulfils a condition; fails with the output where it never does."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             status = self.status()
             if status is not None and condition(status):
-                return
+                return status
             assert self.process.poll() is None, f"the run ended before {what}:\n{self.output}\n{self.logs()}"
-            time.sleep(0.02)
+            time.sleep(POLL_S)
         pytest.fail(f"not within {timeout_s} s: {what}\n{self.output}\n{self.logs()}")
 
-    def until_generating(self, step: int) -> None:
-        """Wait until the step with this number is being generated."""
-        self.until(
-            lambda s: s.step == step - 1 and s.activity.startswith("generating ("),
-            what=f"generating step {step}",
-        )
+    def until_started(self, role: str) -> None:
+        """Wait until a role has a process."""
+        deadline = time.monotonic() + 60.0
+        while not self._processes(role, 0, 0):
+            assert time.monotonic() < deadline, f"no process of {role}\n{self.output}"
+            time.sleep(POLL_S)
+
+    @contextlib.contextmanager
+    def paused(self, role: str, replica: int = 0, rank: int = 0) -> Iterator[None]:
+        """One rank does nothing in the block, in which it may be killed."""
+        process = self.worker(role, replica, rank)
+        process.suspend()
+        try:
+            while process.status() != psutil.STATUS_STOPPED:
+                time.sleep(POLL_S)
+            yield
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+    @contextlib.contextmanager
+    def held_up(
+        self, role: str, replica: int = 0, rank: int = 0, *, after_step: int = 1
+    ) -> Iterator[job_pb.JobStatus]:
+        """The job stands still in a step after this one, because one rank has unfinished work and is paused.
+
+        It is paused while a step is generated. A rollout that then holds no request goes on, and is tried
+        again in a later step; a reward or an actor is waited for sooner or later.
+        """
+
+        def waits(status: job_pb.JobStatus) -> bool:
+            if role == "actor":
+                return status.activity.startswith(("log-probs", "updating the actor"))
+            return _generates(status) and f"{role}-{replica} has " in status.activity
+
+        while True:
+            self.until(
+                lambda s: s.step >= after_step and _generates(s), what=f"generating after step {after_step}"
+            )
+            with self.paused(role, replica, rank):
+                status = self.until_at_rest(waits, on_step_only=role == "rollout")
+                if status is not None:
+                    yield status
+                    return
+
+    def until_at_rest(
+        self, waits: Callable[[job_pb.JobStatus], bool], *, on_step_only: bool = False
+    ) -> job_pb.JobStatus | None:
+        """The status once the job has waited for a moment; with `on_step_only` None where it has moved on."""
+        since: float | None = None
+
+        def at_rest_or_on(status: job_pb.JobStatus) -> bool:
+            nonlocal since
+            if on_step_only and not _generates(status):
+                return True
+            since = (since or time.monotonic()) if waits(status) else None
+            return since is not None and time.monotonic() - since > AT_REST_S
+
+        status = self.until(at_rest_or_on, what="the job waits for the paused worker")
+        return status if waits(status) else None
 
     def worker(self, role: str, replica: int = 0, rank: int = 0) -> psutil.Process:
         """The process of one rank (not of its agent)."""
+        found = self._processes(role, replica, rank)
+        assert found, f"no process of {role}-{replica} rank {rank}"
+        return found[0]
+
+    def _processes(self, role: str, replica: int, rank: int) -> list[psutil.Process]:
         wanted = {"TRIMTAB_ROLE": role, "TRIMTAB_REPLICA": str(replica), "TRIMTAB_RANK": str(rank)}
+        found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if "trimtab.roles.worker" in child.cmdline() and wanted.items() <= child.environ().items():
-                    return child
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        raise AssertionError(f"no process of {role}-{replica} rank {rank}")
+                    found.append(child)
+        return found
 
     def kill(self, role: str, replica: int = 0, rank: int = 0) -> None:
         """Kill -9 one rank, as the kernel would for want of memory."""
@@ -132,7 +194,7 @@ class Run:
         """What Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
 
-    def wait(self, timeout_s: float = 240.0) -> int:
+    def wait(self, timeout_s: float = 300.0) -> int:
         """The exit code."""
         try:
             return self.process.wait(timeout_s)
@@ -165,6 +227,10 @@ class Run:
         self._output.close()
 
 
+def _generates(status: job_pb.JobStatus) -> bool:
+    return status.activity.startswith("generating")
+
+
 class Jobs:
     """Writes job files and starts them; ends what is left after the test."""
 
@@ -185,9 +251,11 @@ class Jobs:
         YAML().dump(job, path)
         return path
 
-    def start(self, job: dict[str, Any], *arguments: str, name: str = "run") -> Run:
-        """`trimtab run`."""
-        run = Run(self.write(job, f"{name}.yaml"), self.folder / name, *arguments)
+    def start(
+        self, job: dict[str, Any], *arguments: str, name: str = "run", folder: Path | None = None
+    ) -> Run:
+        """`trimtab run`; the run directory lies in `folder`, where that is given."""
+        run = Run(self.write(job, f"{name}.yaml"), (folder or self.folder) / name, *arguments)
         self.runs.append(run)
         return run
 

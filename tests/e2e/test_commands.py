@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_set_changes_later_steps_status_follows_them_and_every_process_serves_metrics(jobs, capsys):
     job = jobs.spec()
-    job["spec"]["training"]["steps"] = 12
+    job["spec"]["training"]["steps"] = 100_000
     run = jobs.start(job)
     run.until(lambda s: s.step >= 1, what="the first step")
 
@@ -27,24 +27,34 @@ def test_set_changes_later_steps_status_follows_them_and_every_process_serves_me
         "rollout-0/rank-0",
     ]
     for group in groups:
-        with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{group['targets'][0]}/metrics", timeout=60) as answer:
             assert b"process_resident_memory_bytes" in answer.read()
 
-    assert main(["set", str(run.run_dir), "--max-response-tokens", "3"]) == 0
-    step = int(capsys.readouterr().out.removeprefix("from step ").removesuffix(" on\n"))
-    watch = subprocess.run(
+    watch = subprocess.Popen(
         [sys.executable, "-m", "trimtab.cli.main", "status", str(run.run_dir), "--watch"],
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=240,
-        check=True,
     )
+    assert watch.stdout is not None
+    try:
+        assert watch.stdout.readline()  # it follows the job
+        assert main(["set", str(run.run_dir), "--max-response-tokens", "3"]) == 0
+        step = int(capsys.readouterr().out.removeprefix("from step ").removesuffix(" on\n"))
+        run.until(lambda s: s.step >= step + 3, what="three steps with other settings")
+        assert main(["stop", str(run.run_dir)]) == 0
+        watched, _ = watch.communicate(timeout=300)
+    finally:
+        watch.kill()
+        watch.communicate()
+    assert watch.returncode == 0
     assert run.wait() == 0
-    assert "step 12/12" in watch.stdout
-    assert "e2e: Complete, step 12 of 12" in watch.stdout
+    ended = run.summary()["step"]
+    assert "/100000" in watched
+    assert f"e2e: Stopped, step {ended} of 100000" in watched
     longest = {line["step"]: line["response_length/max"] for line in run.metrics()}
     assert longest[1] > 3
-    assert [longest[later] for later in range(step, 13)] == [3.0] * (13 - step)
+    assert [longest[later] for later in range(step, step + 4)] == [3.0] * 4
+    assert max(longest[later] for later in range(step, ended + 1)) == 3.0
     assert not (run.run_dir / "metrics-endpoints.json").exists()
 
 

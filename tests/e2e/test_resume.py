@@ -34,8 +34,9 @@ def test_run_killed_and_resumed_equals_the_uninterrupted_one_bit_for_bit(jobs):
     whole = jobs.start(job, name="whole")
     assert whole.wait() == 0
     run = jobs.start(job, name="parts")
-    run.until(lambda s: s.checkpoint_step == 2 and s.step >= 2, what="the checkpoint of step 2")
-    run.end()
+    with run.held_up("reward", after_step=2) as held:
+        assert held.checkpoint_step >= 2
+        run.end()
     run = jobs.start(job, "--resume", name="parts")
     assert run.wait() == 0
     assert weights(run) == weights(whole)
@@ -45,14 +46,15 @@ def test_run_killed_and_resumed_equals_the_uninterrupted_one_bit_for_bit(jobs):
 
 def test_interrupt_finishes_the_step_saves_and_exits_0_and_resume_goes_on(jobs):
     run = jobs.start(jobs.spec())
-    run.until_generating(3)
-    run.interrupt()
+    with run.held_up("reward", after_step=2) as held:
+        run.interrupt()
+        run.until(lambda s: s.phase == "Stopping", what="the stop is noted")
     assert run.wait() == 0
     summary = run.summary()
     assert summary["phase"] == "Stopped"
     assert (Path(summary["checkpoint"]) / "manifest.json").exists()
     stopped_at = summary["step"]
-    assert stopped_at >= 3
+    assert stopped_at == held.step + 1
     run = jobs.start(jobs.spec(), "--resume")
     assert run.wait() == 0
     assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
@@ -62,15 +64,13 @@ def test_interrupt_finishes_the_step_saves_and_exits_0_and_resume_goes_on(jobs):
 def test_interrupt_without_grace_falls_back_to_the_last_boundary(jobs):
     job = jobs.spec()
     job["spec"]["deadlines"]["stopGraceSeconds"] = 0.1
-    job["spec"]["training"]["maxResponseTokens"] = 200
-    job["spec"]["training"]["maxTokensPerMicroBatch"] = 1024
-    job["spec"]["rewards"][0]["arguments"]["slack"] = 200
     run = jobs.start(job)
-    run.until_generating(2)
-    run.interrupt()
+    with run.held_up("reward", after_step=1) as held:
+        run.interrupt()
+        run.until(lambda s: not s.activity.startswith("generating"), what="the step is given up")
     assert run.wait() == 0
-    assert run.summary()["step"] == 1
-    assert run.summary()["checkpoint"].endswith("step-00000001")
+    assert run.summary()["step"] == held.step
+    assert run.summary()["checkpoint"].endswith(f"step-{held.step:08d}")
 
 
 def test_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_taken(jobs):

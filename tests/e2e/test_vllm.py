@@ -48,10 +48,9 @@ def test_vllm_run_leaves_everything_behind_and_a_resume_sees_the_same_data(jobs)
     trained_model_loads_and_has_moved(whole, jobs.model)
 
     run = jobs.start(job, name="parts")
-    run.until(
-        lambda s: s.checkpoint_step == 2 and s.step >= 2, what="the checkpoint of step 2", timeout_s=300
-    )
-    run.end()
+    with run.held_up("reward", after_step=2) as held:
+        assert held.checkpoint_step >= 2
+        run.end()
     run = jobs.start(job, "--resume", name="parts")
     assert run.wait(400) == 0, run.output
     assert prompts_by_step(run) == prompts_by_step(whole)
@@ -80,22 +79,23 @@ def trained_model_loads_and_has_moved(run: Any, initial: Path) -> None:
 def test_vllm_engine_killed_mid_step_is_replaced_and_brought_up_to_date(jobs):
     job = vllm_job(jobs)
     job["spec"]["roles"]["rollout"]["replicas"] = 2
-    job["spec"]["training"]["steps"] = 1000
+    job["spec"]["training"]["steps"] = 100_000
     job["spec"].pop("validation")
     run = jobs.start(job)
-    run.until_generating(3)
-    run.kill("rollout", replica=1)
+    with run.held_up("rollout", replica=1, after_step=2) as held:
+        run.kill("rollout", replica=1)
     run.until(
         lambda s: any(r.role == "rollout" and (r.ready, r.restarts) == (2, 1) for r in s.roles),
         what="the killed engine is back",
         timeout_s=300,
     )
-    back = run.status().step
+    back = run.until(lambda s: s.phase == "Running", what="running").step
     run.until(lambda s: s.step >= back + 3, what="three more steps")
     run.interrupt()
     assert run.wait(300) == 0, run.output
     lines = run.metrics()
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    assert lines[held.step]["rollout/retried"] > 0
     assert all(line["training/num_responses"] == 16 for line in lines)
     assert max(line["rollout/logprob_diff_mean"] for line in lines) < 1e-4
     log = (run.run_dir / "logs" / "rollout-1-0.log").read_text()
@@ -107,8 +107,14 @@ def test_actor_killed_while_the_engine_starts_is_waited_for(jobs):
     job["spec"].pop("validation")
     job["spec"]["training"]["steps"] = 2
     run = jobs.start(job)
-    run.until(lambda s: s.activity.startswith("waiting for rollout"), what="the wait for the engine")
-    run.kill("actor")
+    run.until_started("rollout")
+    with run.paused("rollout"):
+        run.until(lambda s: s.activity.startswith("waiting for rollout"), what="the wait for the engine")
+        run.kill("actor")
+        run.until(
+            lambda s: any(r.role == "actor" and (r.ready, r.restarts) == (1, 1) for r in s.roles),
+            what="the actor is back",
+        )
     assert run.wait(300) == 0, run.output
     assert [line["step"] for line in run.metrics()] == [1, 2]
     assert "incarnation 2" in (run.run_dir / "logs" / "actor-0-0.log").read_text()

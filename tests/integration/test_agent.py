@@ -60,7 +60,7 @@ class Agent:
         return int(wait_for(lambda: read(self.folder / f"ready-{rank}"), f"rank {rank} to be ready"))
 
     def end(self) -> tuple[int, str]:
-        output, _ = self.process.communicate(timeout=30)
+        output, _ = self.process.communicate(timeout=120)
         return self.process.returncode, output
 
     @property
@@ -73,9 +73,9 @@ def read(path: Path) -> str | None:
 
 
 def wait_for(probe: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (value := probe()) is None:
-        assert time.monotonic() < deadline, f"waited 20 s for {what}"
+        assert time.monotonic() < deadline, f"waited 60 s for {what}"
         time.sleep(0.01)
     return value
 
@@ -119,7 +119,7 @@ if rank == 1:
     sys.exit(7)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ready()
-time.sleep(60)
+time.sleep(600)
 """,
         num_ranks=2,
     )
@@ -133,7 +133,7 @@ time.sleep(60)
 
 
 def test_rank_that_is_killed_gives_128_and_the_signal(start: Callable[..., Agent]) -> None:
-    agent = start("print('about to wait', flush=True); ready(); time.sleep(60)")
+    agent = start("print('about to wait', flush=True); ready(); time.sleep(600)")
     os.kill(agent.rank_pid(0), signal.SIGKILL)
     code, _ = agent.end()
     assert code == 128 + signal.SIGKILL
@@ -149,7 +149,7 @@ def test_rank_that_is_killed_gives_128_and_the_signal(start: Callable[..., Agent
 def test_rank_that_sigterm_ends_before_it_can_handle_it_leaves_where_pods_go(
     start: Callable[..., Agent], in_pod: bool, code: int
 ) -> None:
-    agent = start("ready(); time.sleep(60)", launcher=0 if in_pod else os.getpid())
+    agent = start("ready(); time.sleep(600)", launcher=0 if in_pod else os.getpid())
     agent.rank_pid(0)
     agent.process.send_signal(signal.SIGTERM)
     assert agent.end()[0] == code
@@ -176,7 +176,7 @@ def test_signal_to_the_agent_reaches_every_rank(start: Callable[..., Agent], num
         f"""
 signal.signal({int(number)}, lambda *_: sys.exit(0))
 ready()
-time.sleep(60)
+time.sleep(600)
 """,
         num_ranks=2,
     )
@@ -187,7 +187,7 @@ time.sleep(60)
 
 
 GRANDCHILD = """
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 open(f"{folder}/child", "w").write(str(child.pid))
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ready()
@@ -205,7 +205,7 @@ def test_process_that_a_rank_leaves_behind_ends_with_the_pod(
 
 
 def test_sigquit_to_the_agent_ends_everything_at_once(start: Callable[..., Agent], tmp_path: Path) -> None:
-    agent = start(GRANDCHILD + "time.sleep(60)")
+    agent = start(GRANDCHILD + "time.sleep(600)")
     rank = agent.rank_pid(0)
     agent.process.send_signal(signal.SIGQUIT)
     assert agent.end()[0] == 128 + signal.SIGKILL
@@ -214,7 +214,7 @@ def test_sigquit_to_the_agent_ends_everything_at_once(start: Callable[..., Agent
 
 
 def test_agent_that_is_killed_takes_its_ranks_along(start: Callable[..., Agent]) -> None:
-    agent = start("signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(60)", num_ranks=2)
+    agent = start("signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(600)", num_ranks=2)
     ranks = [agent.rank_pid(rank) for rank in range(2)]
     agent.process.kill()
     for pid in ranks:
@@ -223,7 +223,7 @@ def test_agent_that_is_killed_takes_its_ranks_along(start: Callable[..., Agent])
 
 def test_agent_whose_launcher_is_killed_ends_everything(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(
-        PREAMBLE + "signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(60)"
+        PREAMBLE + "signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(600)"
     )
     (tmp_path / "agent.py").write_text(AGENT)
     launcher = subprocess.Popen(
@@ -233,7 +233,7 @@ def test_agent_whose_launcher_is_killed_ends_everything(tmp_path: Path) -> None:
             "import os, subprocess, sys, time\n"
             f"subprocess.Popen([sys.executable, {str(tmp_path / 'agent.py')!r}, {str(tmp_path)!r}, '1',"
             " str(os.getpid())], start_new_session=True)\n"
-            "time.sleep(60)",
+            "time.sleep(600)",
         ]
     )
     rank = int(wait_for(lambda: read(tmp_path / "ready-0"), "the rank to be ready"))

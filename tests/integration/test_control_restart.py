@@ -1,12 +1,13 @@
 """The coordinator process is killed in the middle of a command and started again on the same port."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from trimtab.local.run_dir import reserved_port
 
 SERVER = """
 import asyncio, sys
@@ -19,7 +20,7 @@ class NoJob:
 async def main(port, instance):
     joined = asyncio.Queue()
     server = ControlServer(
-        training_identity="t", attempt=1, heartbeat_interval_s=0.1, heartbeat_timeout_s=10,
+        training_identity="t", attempt=1, heartbeat_interval_s=0.1, heartbeat_timeout_s=60,
         experience_address="tcp://127.0.0.1:1", coordinator_instance=instance, admit=lambda register: None,
         on_join=lambda worker, register: joined.put_nowait(worker), on_leave=lambda worker, reason: None,
         on_failed=lambda worker, message, kind: None, job_control=NoJob(),
@@ -27,9 +28,9 @@ async def main(port, instance):
     await server.start(f"127.0.0.1:{port}")
     worker = await joined.get()
     print("joined", worker, flush=True)
-    result = await server.call(worker, pb.Command(key="step-1", update=pb.Update(step=1)), timeout_s=30)
+    result = await server.call(worker, pb.Command(key="step-1", update=pb.Update(step=1)), timeout_s=120)
     print("result", int(result.metrics["runs"]), flush=True)
-    await server.shutdown_all("done", 0, timeout_s=10)
+    await server.shutdown_all("done", 0, timeout_s=60)
 
 asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
 """
@@ -91,13 +92,16 @@ def processes() -> Iterator[list[Process]]:
         process.end()
 
 
+@pytest.fixture
+def port() -> Iterator[str]:
+    with reserved_port() as number:
+        yield str(number)
+
+
 @pytest.mark.parametrize("finished_while_away", [True, False], ids=["finished meanwhile", "still running"])
 def test_command_runs_once_when_the_coordinator_is_killed_and_returns(
-    tmp_path: Path, processes: list[Process], finished_while_away: bool
+    tmp_path: Path, processes: list[Process], port: str, finished_while_away: bool
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     first = Process(tmp_path, "server", SERVER, port, "first")
     worker = Process(tmp_path, "worker", WORKER, port)
     processes += [first, worker]
@@ -116,5 +120,5 @@ def test_command_runs_once_when_the_coordinator_is_killed_and_returns(
         assert worker.line() == "replied"
     assert second.line() == "result 1"
     assert worker.line() == "left with 0"
-    assert worker.child.wait(timeout=20) == 0
-    assert second.child.wait(timeout=20) == 0
+    assert worker.child.wait(timeout=60) == 0
+    assert second.child.wait(timeout=60) == 0

@@ -21,7 +21,7 @@ from trimtab.comm.control import ControlServer
 
 async def main(address, instance):
     server = ControlServer(
-        training_identity="t", attempt=1, heartbeat_interval_s=0.2, heartbeat_timeout_s=10,
+        training_identity="t", attempt=1, heartbeat_interval_s=0.2, heartbeat_timeout_s=60,
         experience_address=f"tcp://{instance}", coordinator_instance=instance, admit=lambda register: None,
         on_join=lambda worker, register: print("joined", flush=True), on_leave=lambda worker, reason: None,
         on_failed=lambda worker, message, kind: None, job_control=None,
@@ -85,7 +85,7 @@ def test_worker_finds_the_next_coordinator_within_the_heartbeat_deadline_of_the_
         assert second.line() == "joined"
     [(at, address)] = moved
     assert address == "tcp://second"
-    assert at - vanished < SILENCE_S + 2.0  # and a dial
+    assert at - vanished < 5 * SILENCE_S  # gRPC's own pings would take 20 s
 
 
 def test_worker_waits_for_a_name_that_does_not_exist_yet(servers: Any, service_names: Any) -> None:

@@ -53,6 +53,7 @@ job = ResolvedJob.load(env.job_path)
 spec = job.job.spec
 scenario = json.loads(Path(__file__).with_name("scenario.json").read_text())
 steps_file = Path(job.run_dir) / "steps"
+seen_file = Path(__file__).with_name("seen")
 name = f"{env.worker_name}#{env.incarnation}"
 
 class Coordinator:
@@ -90,7 +91,7 @@ class Coordinator:
 
         self.server = ControlServer(
             training_identity=job.training_identity, attempt=job.attempt, heartbeat_interval_s=0.2,
-            heartbeat_timeout_s=30, experience_address="tcp://127.0.0.1:1",
+            heartbeat_timeout_s=120, experience_address="tcp://127.0.0.1:1",
             coordinator_instance=str(os.getpid()), admit=lambda register: None, on_join=joined,
             on_leave=lambda worker, reason: here.set(), on_failed=lambda *args: None, job_control=self)
         await self.server.start(env.coordinator)
@@ -101,13 +102,20 @@ class Coordinator:
             await self.take_step()
             if env.incarnation == 1 and self.step == scenario.get("coordinator_dies_after"):
                 os.kill(os.getpid(), signal.SIGKILL)
-        await self.server.shutdown_all("done", 0, timeout_s=10)
+        # A launcher that sees the coordinator end follows its stream no further.
+        while scenario.get("ends_when_seen") and not seen_file.exists():
+            await asyncio.sleep(0.01)
+        await self.server.shutdown_all("done", 0, timeout_s=60)
         (Path(job.run_dir) / "ended").write_text(self.stopping or "complete")
 
     async def take_step(self):
         command = pb.Command(key=f"step-{self.step}", update=pb.Update(step=self.step))
         workers = list(self.server.workers())
-        calls = [self.server.call(w, command, timeout_s=scenario.get("step_timeout_s", 20)) for w in workers]
+        hangs = scenario.get("hangs")
+        calls = [
+            self.server.call(w, command, timeout_s=1 if f"{w}#{w.incarnation}" == hangs else 120)
+            for w in workers
+        ]
         results = await asyncio.gather(*calls, return_exceptions=True)
         for worker, result in zip(workers, results):
             if isinstance(result, TimeoutError) or type(result).__name__ == "DeadlineError":
@@ -127,19 +135,21 @@ def work():
         sys.exit(64)
     if scenario.get("always_dies") == env.worker_name:
         os.kill(os.getpid(), signal.SIGKILL)
-    with WorkerSession(registration(env, job), env.coordinator, dial_timeout_s=30) as session:
+    with WorkerSession(registration(env, job), env.coordinator, dial_timeout_s=120) as session:
         session.start()
         for command in session.commands():
             if scenario.get("dies") == name:
                 os.kill(os.getpid(), signal.SIGKILL)
             if scenario.get("hangs") == name:
-                time.sleep(60)
+                time.sleep(600)
             session.reply(pb.CommandResult(key=command.key, ok=True))
     print("left", session.shutdown.reason, flush=True)
     sys.exit(session.shutdown.exit_code)
 
 print("started", name, flush=True)
 if env.role == "coordinator":
+    if scenario.get("never_listens"):
+        time.sleep(600)
     asyncio.run(Coordinator().run())
 else:
     work()
@@ -166,13 +176,17 @@ pytestmark = pytest.mark.slow
 
 
 class RecordingView:
-    def __init__(self, total_steps: int, name: str) -> None:
+    def __init__(self, total_steps: int, seen: Path) -> None:
+        self.total_steps = total_steps
+        self.seen = seen
         self.lines: list[str] = []
         self.last = jc.JobStatus()
         self.summary: Mapping[str, object] | None = None
 
     def update(self, status: jc.JobStatus) -> None:
         self.last = status
+        if status.step == self.total_steps:
+            self.seen.touch()
 
     def log_line(self, text: str) -> None:
         self.lines.append(text)
@@ -187,7 +201,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run_dir = folder / "run"
-        self.view = RecordingView(0, "")
+        self.view = RecordingView(0, folder / "seen")
         (folder / "agent.py").write_text(FAKE_AGENT)
         (folder / "role.py").write_text(FAKE_ROLE)
         self.write()
@@ -203,7 +217,7 @@ class Run:
 
     def run(self, *, resume: bool = False) -> int:
         def make_view(total_steps: int, name: str) -> RecordingView:
-            self.view = RecordingView(total_steps, name)
+            self.view = RecordingView(total_steps, self.folder / "seen")
             return self.view
 
         return run_job(
@@ -266,7 +280,7 @@ def test_gpus_that_are_not_here_are_refused_before_anything_starts(
 
 
 def test_job_runs_to_its_end_and_a_second_run_continues_it(fake: Run) -> None:
-    fake.write(pause_s=0.7)  # long enough to be seen
+    fake.write(ends_when_seen=True)
     assert fake.run() == 0
     assert fake.starts() == FIRST_STARTS
     assert (fake.run_dir / "ended").read_text() == "complete"
@@ -304,7 +318,7 @@ def test_coordinator_that_dies_is_started_again_and_the_workers_stay(fake: Run) 
 
 
 def test_worker_that_hangs_is_restarted_at_the_coordinator_s_request(fake: Run) -> None:
-    fake.write(hangs="reward-0/rank-0#1", step_timeout_s=1)
+    fake.write(hangs="reward-0/rank-0#1")
     assert fake.run() == 0
     assert fake.starts() == sorted([*FIRST_STARTS, "reward-0/rank-0#2"])
     assert any("reward-0 is to start again (it hangs)" in line for line in fake.view.lines)
@@ -313,7 +327,7 @@ def test_worker_that_hangs_is_restarted_at_the_coordinator_s_request(fake: Run) 
 def test_mistake_of_the_user_fails_the_job_at_once_with_its_message(fake: Run) -> None:
     fake.write(user_error="rollout-0/rank-0")
     assert fake.run() == ExitCode.USER_ERROR
-    assert fake.starts() == FIRST_STARTS
+    assert set(fake.starts()) <= set(FIRST_STARTS)  # nothing was started again
     error = fake.view.lines[-1]
     assert error.startswith("error: rollout-0: model.path is /nowhere: there is no such folder\nlogs: ")
 
@@ -373,17 +387,18 @@ def descendants(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_interrupt_before_the_coordinator_listens_ends_the_job(fake: Run) -> None:
+    fake.write(never_listens=True)
     with fake.start() as process:
         log = fake.run_dir / "logs" / "coordinator-0-0.log"
-        while not (log.exists() and log.read_text()) and process.poll() is None:
+        while not (log.exists() and "started" in log.read_text()) and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, output
     assert "coordinator-0 was ended by SIGTERM before it had saved a checkpoint" in output
     assert not (fake.run_dir / "ended").exists()
@@ -403,7 +418,7 @@ def test_interrupt_stops_the_job_with_the_coordinator_s_blessing(fake: Run) -> N
         wait_for_a_step(process)
         running = descendants(process)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert "SIGINT: stopping with a checkpoint" in output
     assert (fake.run_dir / "ended").read_text() == "SIGINT"
@@ -419,7 +434,7 @@ def test_commands_find_the_running_job_by_its_folder(fake: Run, capsys: pytest.C
         assert main(["run", str(fake.folder / "job.yaml"), "--run-dir", str(fake.run_dir)]) == 64
         assert "is in use by another `trimtab run`" in capsys.readouterr().err
         assert main(["stop", str(fake.run_dir), "--grace", "3"]) == 0
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
     assert process.returncode == 0
     assert (fake.run_dir / "ended").read_text() == "trimtab stop"
     assert main(["stop", str(fake.run_dir)]) == 64
@@ -428,7 +443,7 @@ def test_commands_find_the_running_job_by_its_folder(fake: Run, capsys: pytest.C
 
 @pytest.mark.parametrize("end", ["a second signal", "kill -9 of the launcher"])
 def test_launcher_that_ends_early_leaves_no_process_behind(fake: Run, end: str) -> None:
-    fake.write(steps=10_000, pause_s=60)  # the coordinator is deaf to a stop for a minute
+    fake.write(steps=10_000, pause_s=600)  # the coordinator is deaf to a stop
     with fake.start() as process:
         wait_for_a_step(process)
         running = descendants(process)
@@ -438,9 +453,9 @@ def test_launcher_that_ends_early_leaves_no_process_behind(fake: Run, end: str) 
             while "stopping with a checkpoint" not in process.stdout.readline():
                 continue
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            process.communicate(timeout=120)
             assert process.returncode == 128 + signal.SIGTERM
         else:
             os.kill(process.pid, signal.SIGKILL)
-            process.communicate(timeout=60)
+            process.communicate(timeout=120)
     assert_gone(running)

@@ -14,12 +14,13 @@ from trimtab.api import ResolvedJob, parse_job
 from trimtab.comm.control import WorkerKey
 from trimtab.comm.experience import Message
 from trimtab.errors import ExitCode
+from trimtab.local.run_dir import reserved_port
 from trimtab.roles.environment import REWARD
 from trimtab.testing.coordinator import PlayedCoordinator, start_worker
 from trimtab.v1 import control_pb2 as pb
 
 WORKER = "reward-0/rank-0"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 90.0
 
 USER_CODE = """
 import os, sys, time
@@ -83,7 +84,7 @@ def resolved_job(folder: Path, function: str = "odd_rewards:odd") -> ResolvedJob
                 "training": {"steps": 1},
                 "rewards": [
                     {"function": "exact_match", "weight": 2.0},
-                    {"function": function, "name": "odd", "timeoutSeconds": 2.0},
+                    {"function": function, "name": "odd", "timeoutSeconds": 5.0},
                 ],
                 "validation": {
                     "everySteps": 1,
@@ -107,15 +108,16 @@ def run_role(
         resolved = job or resolved_job(tmp_path)
         resolved.save(tmp_path / "resolved.json")
         coordinator = Coordinator(resolved, "first")
-        port = await coordinator.start()
-        process = start_worker(REWARD, tmp_path / "resolved.json", port)
-        try:
-            result = await body(coordinator, process)
-            return await asyncio.to_thread(process.wait, TIMEOUT_S), result
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        with reserved_port() as port:
+            await coordinator.start(port)
+            process = start_worker(REWARD, tmp_path / "resolved.json", port)
+            try:
+                result = await body(coordinator, process)
+                return await asyncio.to_thread(process.wait, TIMEOUT_S), result
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
 
     return asyncio.run(asyncio.wait_for(main(), 3 * TIMEOUT_S))
 

@@ -15,6 +15,7 @@ from trimtab.api import ResolvedJob, parse_job
 from trimtab.comm.experience import Message
 from trimtab.comm.weights import WeightGroup, WeightSender, build_manifest
 from trimtab.errors import ExitCode
+from trimtab.local.run_dir import reserved_port
 from trimtab.testing.coordinator import PlayedCoordinator, start_worker
 from trimtab.v1 import control_pb2 as pb
 
@@ -52,15 +53,16 @@ async def _role(folder, model, engine):
     job = _job(folder, model, engine)
     job.save(folder / "resolved.json")
     coordinator = PlayedCoordinator(job)
-    port = await coordinator.start()
-    process = start_worker("rollout", folder / "resolved.json", port)
-    try:
-        yield coordinator, process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        await coordinator.close()
+    with reserved_port() as port:
+        await coordinator.start(port)
+        process = start_worker("rollout", folder / "resolved.json", port)
+        try:
+            yield coordinator, process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            await coordinator.close()
 
 
 async def _joined(coordinator):
@@ -92,12 +94,19 @@ async def _answers(coordinator, count):
 
 
 async def _command(coordinator, worker, key, **body):
-    return await coordinator.server.call(worker, pb.Command(key=key, timeout_s=30, **body), timeout_s=30)
+    command = pb.Command(key=key, timeout_s=_TIMEOUT_S, **body)
+    return await coordinator.server.call(worker, command, timeout_s=_TIMEOUT_S)
+
+
+async def _connect(coordinator):
+    """Until this one is answered, nothing sent has a connection to go over."""
+    await _ask(coordinator, "first", max_tokens=1)
+    await _answers(coordinator, 1)
 
 
 async def _leave(coordinator, process):
-    assert not await coordinator.server.shutdown_all("the test is over", ExitCode.OK, timeout_s=30)
-    return await asyncio.to_thread(process.wait, 30)
+    assert not await coordinator.server.shutdown_all("the test is over", ExitCode.OK, timeout_s=_TIMEOUT_S)
+    return await asyncio.to_thread(process.wait, _TIMEOUT_S)
 
 
 async def test_requests_are_answered_one_by_one_and_only_once(tmp_path, tiny_model_dir):
@@ -107,11 +116,14 @@ async def test_requests_are_answered_one_by_one_and_only_once(tmp_path, tiny_mod
     ):
         _, register = await _joined(coordinator)
         assert (register.capacity, register.weight_version, register.world_size) == (8, 0, 1)
+        await _connect(coordinator)
+        process.send_signal(signal.SIGSTOP)  # so that it finds all of them at once
         for number in range(3):
             await _ask(coordinator, f"e{number}", seed=number)
         await _ask(coordinator, "e2", seed=2)  # repeated while it runs
         await _ask(coordinator, "long", prompt=np.full(500, 9, np.int32))
         await _ask(coordinator, "late", max_tokens=190, deadline_s=0.01)
+        process.send_signal(signal.SIGCONT)
         answers = await _answers(coordinator, 5)
         for number in range(3):
             episode = answers[f"e{number}"]
@@ -136,7 +148,7 @@ async def test_weights_are_joined_received_and_served_by_command(tmp_path, tiny_
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
     weights = [(name, p.detach() * 1.1) for name, p in model.named_parameters()]
     manifest = build_manifest([(n, tuple(t.shape)) for n, t in weights], dtype=torch.float32)
-    place = {"store_host": "127.0.0.1", "store_port": store.port, "world_size": 2, "timeout_s": 30.0}
+    place = {"store_host": "127.0.0.1", "store_port": store.port, "world_size": 2, "timeout_s": 120.0}
     async with _role(tmp_path, tiny_model_dir, {"hf": {}}) as (coordinator, process):
         worker, _ = await _joined(coordinator)
         join = pb.JoinWeightGroup(group="g1", backend="gloo", first_rank=1, **place)
@@ -145,9 +157,9 @@ async def test_weights_are_joined_received_and_served_by_command(tmp_path, tiny_
             _command(coordinator, worker, "join", join_weight_group=join),
         )
         assert joined.ok
-        transfer = pb.TransferWeights(group="g1", version=5, manifest=manifest, timeout_s=30)
+        transfer = pb.TransferWeights(group="g1", version=5, manifest=manifest, timeout_s=120)
         sent, transferred = await asyncio.gather(
-            asyncio.to_thread(WeightSender(group).send, 5, weights, manifest, manifest.bucket_bytes, 30.0),
+            asyncio.to_thread(WeightSender(group).send, 5, weights, manifest, manifest.bucket_bytes, 120.0),
             _command(coordinator, worker, "transfer", transfer_weights=transfer),
         )
         assert transferred.ok
@@ -162,12 +174,30 @@ async def test_weights_are_joined_received_and_served_by_command(tmp_path, tiny_
         assert await _leave(coordinator, process) == 0
 
 
-async def test_aborted_requests_and_those_of_an_older_coordinator_are_dropped(tmp_path, tiny_model_dir):
+async def test_aborted_request_is_never_answered(tmp_path, tiny_model_dir):
+    async with _role(tmp_path, tiny_model_dir, {"hf": {}}) as (coordinator, process):
+        worker, _ = await _joined(coordinator)
+        for name in ("before0", "before1", "before2", "aborted"):  # drawn one after another
+            await _ask(coordinator, name, max_tokens=190)
+        await _ask(coordinator, "invalid", prompt=np.array([], np.int32))  # answered at once
+        answers = {}
+        while "invalid" not in answers:
+            answers |= await _answers(coordinator, 1)
+        abort = pb.AbortGeneration(episode_ids=["aborted"])
+        await _command(coordinator, worker, "abort", abort_generation=abort)
+        await _ask(coordinator, "after", max_tokens=1)
+        while "after" not in answers:
+            answers |= await _answers(coordinator, 1)
+        assert sorted(answers) == ["after", "before0", "before1", "before2", "invalid"]
+        assert await _leave(coordinator, process) == 0
+
+
+async def test_requests_of_an_older_coordinator_are_dropped(tmp_path, tiny_model_dir):
     async with _role(tmp_path, tiny_model_dir, {"hf": {}}) as (first, process):
-        worker, _ = await _joined(first)
+        await _joined(first)
+        await _connect(first)
         for number in range(20):
             await _ask(first, f"old{number}", max_tokens=190)
-        await _command(first, worker, "abort", abort_generation=pb.AbortGeneration(episode_ids=["old19"]))
         await first.close()
         second = PlayedCoordinator(_job(tmp_path, tiny_model_dir, {"hf": {}}), instance="second")
         await second.start(first.port)
@@ -177,7 +207,6 @@ async def test_aborted_requests_and_those_of_an_older_coordinator_are_dropped(tm
         answers = {}
         while "new" not in answers:  # at most what the first coordinator's queue still held
             answers |= await _answers(second, 1)
-        assert "old19" not in answers
         assert len(answers) < 20
         assert await _leave(second, process) == 0
         await second.close()
@@ -190,7 +219,7 @@ async def test_aborted_requests_and_those_of_an_older_coordinator_are_dropped(tm
 async def test_model_path_that_is_wrong_is_reported_at_once(tmp_path, model, complaint):
     (tmp_path / "empty").mkdir()
     async with _role(tmp_path, model, {"hf": {}}) as (coordinator, process):
-        assert await asyncio.to_thread(process.wait, 60) == ExitCode.USER_ERROR
+        assert await asyncio.to_thread(process.wait, _TIMEOUT_S) == ExitCode.USER_ERROR
         message, kind = await asyncio.wait_for(coordinator.failed.get(), 10)
         assert kind == "user"
         assert complaint in message
@@ -211,7 +240,7 @@ async def test_vllm_engine_and_worker_end_together(tmp_path, tiny_model_dir, vic
             await _ask(coordinator, f"running{number}", max_tokens=190)
         if victim == "engine":
             core.send_signal(signal.SIGKILL)
-            assert await asyncio.to_thread(process.wait, 60) == ExitCode.INTERNAL
+            assert await asyncio.to_thread(process.wait, _TIMEOUT_S) == ExitCode.INTERNAL
             async for message in _received(coordinator):
                 assert message.kind == "episode" or message.meta["kind"] == "internal"
             message, kind = await asyncio.wait_for(coordinator.failed.get(), 10)
@@ -219,7 +248,7 @@ async def test_vllm_engine_and_worker_end_together(tmp_path, tiny_model_dir, vic
             assert "engine" in message
         else:
             process.kill()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=15)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=60)
         assert not alive, "a killed worker left processes behind"
 
 

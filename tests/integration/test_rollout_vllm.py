@@ -1,6 +1,7 @@
 """What a real vLLM engine answers: ends of responses, limits, seeds, aborts."""
 
 import asyncio
+import itertools
 
 import numpy as np
 import pytest
@@ -57,6 +58,15 @@ def _run(runner, engine, requests):
         return await asyncio.gather(*(engine.generate(r) for r in requests))
 
     return runner.run(all_of_them())
+
+
+async def _under_way(engine, running):
+    """Wait until some of these have tokens; a fast engine may have done them all by then."""
+    states = engine._engine.output_processor.request_states
+    while not all(task.done() for task in running):
+        if any(state.detokenizer.num_output_tokens() > 5 for state in states.values()):
+            return
+        await asyncio.sleep(0.001)
 
 
 def test_every_eos_id_ends_a_response_and_is_its_last_token(runner, engine):
@@ -142,16 +152,20 @@ def test_response_ends_where_the_model_does(runner, engine):
 
 
 def test_abort_returns_what_there_is(runner, engine):
-    async def scenario():
-        running = [
-            asyncio.create_task(engine.generate(_request(f"abort{i}", seed=i, max_tokens=240)))
-            for i in range(4)
-        ]
-        await asyncio.sleep(0.05)
+    async def aborted(attempt):
+        requests = [_request(f"abort{attempt}-{i}", seed=i, max_tokens=240) for i in range(4)]
+        running = [asyncio.create_task(engine.generate(request)) for request in requests]
+        await _under_way(engine, running)
         await engine.abort([])
-        async with asyncio.timeout(20):
-            return await asyncio.gather(*running)
+        return [g for g in await asyncio.gather(*running) if g.finish_reason == "abort"]
 
-    generations = runner.run(scenario())
-    assert all(g.finish_reason in ("abort", "stop") for g in generations)
-    assert any(g.finish_reason == "abort" for g in generations)
+    async def scenario():
+        found, attempts = [], itertools.count()
+        async with asyncio.timeout(120):
+            while not found:  # a slow machine may find all of them done already
+                found = await aborted(next(attempts))
+        return found
+
+    for generation in runner.run(scenario()):
+        assert 0 < len(generation.response_ids) < 240
+        assert len(generation.log_probs) == len(generation.response_ids)

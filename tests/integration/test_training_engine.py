@@ -2,9 +2,9 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,22 @@ TIMEOUT_S = 200.0
 Ranks = Callable[..., dict[str, Any]]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run_ranks(world: int, model: Path, out: Path, *scenarios: str) -> dict[str, Any]:
     """Run scenarios in `world` processes; returns rank 0's results by scenario."""
-    port = free_port()
+    meeting = out / f"meeting-{uuid.uuid4().hex}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(world), str(port), str(model), str(out), *scenarios],
+            [
+                sys.executable,
+                str(SCRIPT),
+                str(rank),
+                str(world),
+                str(meeting),
+                str(model),
+                str(out),
+                *scenarios,
+            ],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,8 +1,9 @@
 """One rank of `test_training_engine.py`: runs named scenarios in a world of its own and writes what came out.
 
-    python training_ranks.py RANK WORLD PORT MODEL OUT SCENARIO...
+    python training_ranks.py RANK WORLD MEETING MODEL OUT SCENARIO...
 
-Every rank takes its share of one recorded batch. Rank 0 writes OUT/<scenario>.pt.
+The ranks find each other through the file MEETING, which does not exist before. Every rank takes its share
+of one recorded batch. Rank 0 writes OUT/<scenario>.pt.
 """
 
 import dataclasses
@@ -147,13 +148,13 @@ def run(scenario: str, model: str, out: Path) -> Any:
 
 
 def main() -> None:
-    rank, world, port, model, out, *scenarios = sys.argv[1:]
+    rank, world, meeting, model, out, *scenarios = sys.argv[1:]
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
+        init_method=f"file://{meeting}",
         rank=int(rank),
         world_size=int(world),
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=120),
     )
     torch.set_num_threads(1)
     for scenario in scenarios:
