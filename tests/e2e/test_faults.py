@@ -1,5 +1,7 @@
 """Faults that must not hurt: processes killed in the middle of a step, and what the job makes of it."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -45,6 +47,42 @@ def test_rollout_killed_mid_step_is_replaced_and_brought_up_to_date(jobs):
     assert all(line["rollout/logprob_diff_mean"] < 1e-3 for line in run.metrics())
     log = (run.run_dir / "logs" / "rollout-0-0.log").read_text()
     assert "serving weights version" in log.split("incarnation 2")[1]
+
+
+@contextlib.contextmanager
+def without_one_rollout_in_the_first_weight_group(jobs: Any) -> Iterator[Any]:
+    """A run whose first weight group waits for rollout-1, which has registered and is paused."""
+    job = endless(jobs)
+    job["spec"]["roles"]["rollout"]["replicas"] = 2
+    job["spec"]["weightSync"] = {"timeoutSeconds": 3600}
+    run = jobs.start(job)
+    run.until_started("reward")
+    with contextlib.ExitStack() as reward_paused:
+        reward_paused.enter_context(run.paused("reward"))
+        run.until(lambda s: ready(s, "rollout") == (2, 0), what="both rollouts are here")
+        with run.paused("rollout", replica=1):
+            reward_paused.close()
+            run.until_at_rest(lambda s: s.activity == "publishing weights")
+            yield run
+
+
+def test_rollout_killed_before_it_has_joined_costs_no_deadline(jobs):
+    with without_one_rollout_in_the_first_weight_group(jobs) as run:
+        run.kill("rollout", replica=1)
+        run.until(lambda s: s.step >= 1, what="a step without it")
+    run.until(lambda s: ready(s, "rollout") == (2, 1), what="the killed rollout is back")
+    goes_on_and_stops(run)
+    log = (run.run_dir / "logs" / "coordinator-0-0.log").read_text()
+    assert "weights version 1, try 1 of 3: rollout-1/rank-0 was lost during join/" in log
+    assert "try 2 of 3" not in log
+
+
+def test_coordinator_killed_while_a_weight_group_forms_costs_no_deadline(jobs):
+    with without_one_rollout_in_the_first_weight_group(jobs) as run:
+        run.kill("coordinator")
+    run.until(lambda s: s.step >= 1, what="a step under the next coordinator")
+    goes_on_and_stops(run)
+    assert "incarnation 2" not in (run.run_dir / "logs" / "actor-0-0.log").read_text()
 
 
 def test_reward_killed_mid_step_is_restarted_and_no_sample_is_lost(jobs):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from trimtab.comm.weights import TransferError, WeightGroup, WeightSender, build_manifest
 from trimtab.errors import DeadlineError
@@ -121,6 +121,7 @@ def test_publication_reaches_every_receiver_twice_over_one_group(store, members)
                 name: pytest.approx(version + i) for i, (name, _) in enumerate(_SHAPES)
             }
     group.abort()
+    assert PrefixStore("weights/a", store).get("over") == b"rank 0 has left"
 
 
 def test_publication_over_gloo_goes_through_the_cpu_wherever_the_members_weights_are(store, members):
@@ -193,6 +194,56 @@ def test_missing_member_is_named_when_joining(store, members):
     assert "rank 3 of 4 in vain" in receiver.answer()["error"][1]
 
 
+def _join_until_told(store, world_size, told, timeout_s=120.0):
+    start = time.monotonic()
+    with pytest.raises(DeadlineError) as raised:
+        WeightGroup.join(
+            "a",
+            backend="gloo",
+            store_host="127.0.0.1",
+            store_port=store.port,
+            rank=0,
+            world_size=world_size,
+            timeout_s=timeout_s,
+            given_up=told,
+        )
+    assert time.monotonic() - start < timeout_s / 2
+    return str(raised.value)
+
+
+def test_member_that_is_lost_before_it_joins_ends_the_meeting_for_all_at_once(store, members):
+    (left,) = members(1)
+    left.tell("join", group="a", rank=2, world_size=3, timeout_s=120.0)
+    corner = PrefixStore("weights/a", store)
+    own = "rank 0 waited for rank 1 of 3; rollout-1 was lost"
+    error = _join_until_told(store, 3, lambda: "rollout-1 was lost" if corner.check(["here/2"]) else None)
+    assert error == f"weight group 'a': {own}"
+    assert left.answer()["error"] == [
+        "DeadlineError",
+        f"weight group 'a': rank 2 waited for rank 1 of 3; {own}",
+    ]
+    again = _join(store, "b", [left])
+    left.receive(1)
+    _send(again, 1)
+    assert left.answer()["error"] is None
+    again.abort()
+
+
+def test_member_that_is_lost_while_all_connect_ends_the_meeting_for_all_at_once(store, members):
+    (left,) = members(1)
+    corner = PrefixStore("weights/a", store)
+    corner.set("here/1", "1")  # and then it was killed
+    left.tell("join", group="a", rank=2, world_size=3, timeout_s=120.0)
+
+    def told():
+        connecting = any(thread.name == "connect a" for thread in threading.enumerate())
+        return "rollout-1 was lost" if connecting else None
+
+    own = "rank 0 was connecting to the others of 3; rollout-1 was lost"
+    assert _join_until_told(store, 3, told, timeout_s=60.0) == f"weight group 'a': {own}"
+    assert left.answer()["error"][1].endswith(own)
+
+
 @pytest.mark.parametrize(
     ("told", "complaint"),
     [
@@ -213,10 +264,16 @@ def test_receiver_that_cannot_take_it_is_named_to_the_sender(store, members, tol
     assert group.aborted
 
 
-def test_weights_that_differ_from_the_manifest_end_the_group_for_everyone(store, members):
+@pytest.mark.parametrize("at", range(len(_SHAPES)), ids=[name for name, _ in _SHAPES])
+def test_weights_that_differ_from_the_manifest_end_the_group_for_everyone_at_once(store, members, at):
     (receiver,) = members(1)
     group = _join(store, "a", [receiver])
     receiver.receive(1)
-    with pytest.raises(ValueError, match=r"yielded 'head' .* where the manifest has 'embed'"):
-        _send(group, 1, weights=list(reversed(_weights(1))))
-    assert receiver.answer()["error"][0] == "DeadlineError"
+    weights = _weights(1)
+    weights[at] = ("nonsense", weights[at][1])
+    with pytest.raises(ValueError, match=f"yielded 'nonsense' .* where the manifest has '{_SHAPES[at][0]}'"):
+        _send(group, 1, weights=weights)
+    answer = receiver.answer()
+    assert answer["error"][0] == "DeadlineError"
+    assert "no word" not in answer["error"][1]
+    assert answer["seconds"] < 60

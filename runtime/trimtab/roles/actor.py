@@ -52,8 +52,11 @@ def run(env: WorkerEnvironment, job: ResolvedJob) -> int:
         metrics_port=start_metrics_server(address=env.host),
     )
     link: ExperienceLink | None = None
+    commands: ActorCommands | None = None
 
     def follow(welcome: pb.Welcome) -> None:
+        if commands is not None:
+            commands.give_up_group()
         if link is not None:
             link.set_address(welcome.experience_address)
 

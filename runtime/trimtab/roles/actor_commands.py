@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,6 +57,9 @@ class ActorCommands:
         self._form_world = form_world
         self._built: TrainingEngine | None = None
         self._groups: dict[str, WeightGroup] = {}
+        self._wanted_group = ""
+        """The weight group that the coordinator wants now; changed on the session's thread."""
+        session.on_arrival(self._note)
         self._loss_config = _loss_config(job)
         self._handlers: dict[str, Callable[[pb.Command], pb.CommandResult]] = {
             "init_actor": self._init_actor,
@@ -85,6 +89,10 @@ class ActorCommands:
             self._session.update_state(activity="waiting for a command")
         result.key, result.ok = command.key, True
         return result
+
+    def give_up_group(self) -> None:
+        """Another coordinator is there, and forms groups of its own. Called on the session's thread."""
+        self._wanted_group = ""
 
     def close(self) -> None:
         """Leave all weight groups."""
@@ -178,8 +186,20 @@ class ActorCommands:
             world_size=join.world_size,
             timeout_s=join.timeout_s,
             device=self._device,
+            given_up=partial(self._given_up, join.group),
         )
         return pb.CommandResult()
+
+    def _note(self, command: pb.Command) -> None:
+        """A group that is to be left is given up at once, also in the middle of joining it."""
+        body = command.WhichOneof("body")
+        if body == "join_weight_group":
+            self._wanted_group = command.join_weight_group.group
+        elif body == "leave_weight_group" and command.leave_weight_group.group == self._wanted_group:
+            self._wanted_group = ""
+
+    def _given_up(self, group: str) -> str | None:
+        return None if group == self._wanted_group else "the coordinator has given this group up"
 
     def _leave_weight_group(self, command: pb.Command) -> pb.CommandResult:
         group = self._groups.pop(command.leave_weight_group.group, None)

@@ -95,6 +95,7 @@ class WorkerSession:
         self._lock = threading.Lock()  # guards _wake and _state
         self._state = pb.Heartbeat(applied_step=register.applied_step, weight_version=register.weight_version)
         self._welcomed: concurrent.futures.Future[pb.Welcome] = concurrent.futures.Future()
+        self._on_arrival: Callable[[pb.Command], None] = lambda command: None
         self._instance: str | None = None
         self._shutdown: pb.Shutdown | None = None
         # The rest belongs to the session's loop.
@@ -166,6 +167,14 @@ class WorkerSession:
         finally:
             with self._lock:
                 self._wake = _nothing
+
+    def on_arrival(self, note: Callable[[pb.Command], None]) -> None:
+        """Have each new command told to `note` before it is queued: a role that is busy learns of it at once.
+
+        It is called on the session's thread and must not block. The command is to be run and answered all
+        the same.
+        """
+        self._on_arrival = note
 
     def reply(self, result: pb.CommandResult) -> None:
         """Answer a command; exactly once per command. Delivered now or when the key is repeated."""
@@ -357,6 +366,7 @@ class WorkerSession:
             if body == "command":
                 admission, result = self._ledger.admit(message.command)
                 if admission is Admission.RUN:
+                    self._on_arrival(message.command)
                     self._deliver(message.command)
                 elif result is not None:
                     self._send(pb.WorkerMessage(result=result))

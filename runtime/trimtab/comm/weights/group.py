@@ -4,9 +4,14 @@ Created by the actor's sending rank and by every inference worker when the coord
 used from one thread at a time. A group lives for one membership: after any failure it is aborted and
 a new one, under a new name, is joined by whoever is left.
 
+    joining --all are here--> joined
+    joining --deadline, a member gives up, told to give up--> (DeadlineError; the other members give up too)
     joined --broadcast/all_gather--> joined
     joined --deadline, lost peer--> aborted (terminal; DeadlineError names the group and who is missing)
     joined --abort()--> aborted
+
+A member that is killed before all have joined leaves no trace that the others could see. Who knows of it
+tells one member (`given_up`), and that one tells the rest through the store.
 
 gloo and NCCL go the same way: a collective is started, then polled until our own deadline, because
 NCCL's `wait` only orders streams and gloo's own timeout would outlive a shorter one. Aborting closes
@@ -14,11 +19,13 @@ the sockets, so the other members notice within milliseconds instead of at their
 The rendezvous goes over a TCPStore that the actor's rank 0 serves; nothing on it is unpickled.
 """
 
+import concurrent.futures
 import contextlib
 import logging
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +40,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+GivenUp = Callable[[], str | None]
+"""Why this member is to stop waiting for the others, where it has been told to; asked again and again."""
+
+_OVER = "over"
+"""The store's key that ends a meeting for everybody; its value is why."""
 _POLL_S = 0.0005
+_JOINING_POLL_S = 0.005
 _REPORT_GRACE_S = 2.0
 """How long a member that gives up waits for the others to say that they gave up too."""
 _BACKEND_MARGIN_S = 2.0
@@ -73,44 +86,35 @@ class WeightGroup:
         world_size: int,
         timeout_s: float,
         device: torch.device | str = "cpu",
+        given_up: GivenUp = lambda: None,
     ) -> "WeightGroup":
-        """Meet the other members; blocks until all are there or the deadline has passed.
+        """Meet the other members; blocks until all are there, one gives up or the deadline has passed.
 
         Every member calls this with the same group, backend, store and world size, in any order.
         `device` is where this member's weights are. Over gloo the group's buffers are on the CPU all
         the same: they are cast and copied on their way in and out.
         Past the deadline it raises DeadlineError naming the ranks that never came.
         """
-        deadline = time.monotonic() + timeout_s
-        try:
-            tcp = TCPStore(
-                store_host,
-                store_port,
-                is_master=False,
-                timeout=timedelta(seconds=timeout_s),
-                wait_for_workers=False,
-            )
-        except (dist.DistError, RuntimeError) as error:
-            raise DeadlineError(
-                f"weight group {group!r}: no store at {store_host}:{store_port} "
-                f"within {timeout_s:g} s: {error}"
-            ) from error
-        store = PrefixStore(f"weights/{group}", tcp)
-        _meet(store, group, rank=rank, world_size=world_size, deadline=deadline)
-        remaining_s = max(deadline - time.monotonic(), 1.0)
+        meeting = _Meeting(
+            group,
+            lambda: _connect(group, store_host, store_port, timeout_s=timeout_s),
+            rank=rank,
+            world_size=world_size,
+            deadline=time.monotonic() + timeout_s,
+            given_up=given_up,
+        )
         address = _local_address(store_host, store_port)
-        try:
-            made = _make_backend(backend, store, rank, world_size, address=address, timeout_s=remaining_s)
-        except RuntimeError as error:
-            raise DeadlineError(
-                f"weight group {group!r}: rank {rank} could not connect to the other members "
-                f"within {timeout_s:g} s: {error}"
-            ) from error
+        meeting.wait_for_all()
+        made = meeting.connect(
+            lambda store, left_s: _make_backend(
+                backend, store, rank, world_size, address=address, timeout_s=left_s
+            )
+        )
         return cls(
             group,
             rank=rank,
             world_size=world_size,
-            store=store,
+            store=meeting.store,
             backend=made,
             device=torch.device("cpu" if backend == "gloo" else device),
         )
@@ -159,6 +163,9 @@ class WeightGroup:
         backend, self._backend = self._backend, None
         if backend is None:
             return
+        with contextlib.suppress(RuntimeError):  # who is still connecting to a third sees no socket close
+            self._store.set(f"gave-up/{self.rank}", "1")
+            self._store.compare_set(_OVER, "", f"rank {self.rank} has left")
         with contextlib.suppress(RuntimeError):
             backend.abort()
 
@@ -189,7 +196,6 @@ class WeightGroup:
         silent = [rank for rank in range(self.world_size) if rank != self.rank]
         end = time.monotonic() + _REPORT_GRACE_S
         try:
-            self._store.set(f"gave-up/{self.rank}", "1")
             while silent and time.monotonic() < end:
                 silent = [rank for rank in silent if not self._store.check([f"gave-up/{rank}"])]
                 if silent:
@@ -204,24 +210,126 @@ def _backend_timeout(deadline: float) -> timedelta:
     return timedelta(seconds=max(deadline - time.monotonic(), 0.0) + _BACKEND_MARGIN_S)
 
 
-def _meet(store: Store, group: str, *, rank: int, world_size: int, deadline: float) -> None:
-    """Say that we are here and wait for the others, so that a missing one can be named."""
-    missing = list(range(world_size))
-    try:
-        store.set(f"here/{rank}", "1")
+class _Meeting:
+    """How the members of one group come together: each says that it is here, then all connect.
+
+    Any of them can end it for all.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        connect: Callable[[], Store],
+        *,
+        rank: int,
+        world_size: int,
+        deadline: float,
+        given_up: GivenUp,
+    ) -> None:
+        self._group = group
+        self._connect = connect
+        self._rank = rank
+        self._world_size = world_size
+        self._deadline = deadline
+        self._given_up = given_up
+        self.store = connect()
+
+    def wait_for_all(self) -> None:
+        """Say that we are here and wait for the others, so that a missing one can be named."""
+        missing = list(range(self._world_size))
+
+        def all_here() -> bool:
+            nonlocal missing
+            missing = [peer for peer in missing if not self.store.check([f"here/{peer}"])]
+            return not missing
+
+        def doing() -> str:
+            return f"waited for {', '.join(f'rank {peer}' for peer in missing)} of {self._world_size}"
+
+        with self._store_errors():
+            self.store.set(f"here/{self._rank}", "1")
+        self._wait(all_here, doing)
+
+    def connect(self, make: Callable[[Store, float], Any]) -> Any:
+        """Make the backend, which waits for the peers' addresses where nothing can interrupt it.
+
+        So it is made in a thread that is left behind where the meeting is over, with a connection to the
+        store of its own, as one connection serves one call at a time. What it makes too late is thrown away.
+        """
+        store, left_s = self._connect(), max(self._deadline - time.monotonic(), 1.0)
+        made: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                made.set_result(make(store, left_s))
+            except (RuntimeError, UserError) as error:
+                made.set_exception(error)
+
+        threading.Thread(target=run, name=f"connect {self._group}", daemon=True).start()
+        try:
+            self._wait(made.done, lambda: f"was connecting to the others of {self._world_size}")
+            return made.result()
+        except DeadlineError:
+            made.add_done_callback(_throw_away)
+            raise
+        except RuntimeError as error:
+            raise self._over(f"could not connect to the others of {self._world_size}: {error}") from error
+        except UserError as error:
+            self._tell(f"rank {self._rank}: {error}")
+            raise
+
+    def _wait(self, done: Callable[[], bool], doing: Callable[[], str]) -> None:
+        """Until done; DeadlineError where the meeting is over before."""
         while True:
-            missing = [peer for peer in missing if not store.check([f"here/{peer}"])]
-            if not missing:
-                return
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.005)
-    except RuntimeError as error:
+            with self._store_errors():
+                if done():
+                    return
+                over = self._given_up()
+                if over is None and self.store.check([_OVER]):
+                    over = self.store.get(_OVER).decode()
+            if over is not None:
+                raise self._over(f"{doing()}; {over}")
+            if time.monotonic() > self._deadline:
+                raise self._over(f"{doing()} in vain")
+            time.sleep(_JOINING_POLL_S)
+
+    def _over(self, what: str) -> DeadlineError:
+        """The error of a meeting that is over, of which the others are told too."""
+        text = f"rank {self._rank} {what}"
+        self._tell(text)
+        return DeadlineError(f"weight group {self._group!r}: {text}")
+
+    def _tell(self, why: str) -> None:
+        with contextlib.suppress(RuntimeError):  # a store that is gone tells the others as well
+            self.store.compare_set(_OVER, "", why)
+
+    @contextlib.contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise DeadlineError(
+                f"weight group {self._group!r}: its store is gone: {str(error).splitlines()[0]}"
+            ) from error
+
+
+def _throw_away(made: "concurrent.futures.Future[Any]") -> None:
+    if made.exception() is None:
+        with contextlib.suppress(RuntimeError):
+            made.result().abort()
+
+
+def _connect(group: str, host: str, port: int, *, timeout_s: float) -> Store:
+    """A connection to the store that the actor's rank 0 serves, in the group's own corner of it."""
+    try:
+        tcp = TCPStore(
+            host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+        )
+    except (dist.DistError, RuntimeError) as error:
         raise DeadlineError(
-            f"weight group {group!r}: its store is gone: {str(error).splitlines()[0]}"
+            f"weight group {group!r}: no store at {host}:{port} within {timeout_s:g} s: {error}"
         ) from error
-    names = ", ".join(f"rank {peer}" for peer in missing)
-    raise DeadlineError(f"weight group {group!r}: rank {rank} waited for {names} of {world_size} in vain")
+    return PrefixStore(f"weights/{group}", tcp)
 
 
 def _local_address(host: str, port: int) -> str:

@@ -99,15 +99,20 @@ class WeightSender:
         size = max((bucket.num_bytes for bucket in buckets), default=0)
         buffers = [torch.empty(size, dtype=torch.uint8, device=group.device) for _ in range(2)]
         on_wire = None
-        for index, bucket in enumerate(buckets):
-            # The other buffer may still be on the wire; this one was finished a turn ago.
-            buffer = buffers[index % 2][: bucket.num_bytes]
-            _fill(bucket, buffer, source)
+        try:
+            for index, bucket in enumerate(buckets):
+                # The other buffer may still be on the wire; this one was finished a turn ago.
+                buffer = buffers[index % 2][: bucket.num_bytes]
+                _fill(bucket, buffer, source)
+                if on_wire is not None:
+                    group.finish(on_wire, deadline=deadline, doing=doing)
+                on_wire = group.start_broadcast(buffer, deadline=deadline)
             if on_wire is not None:
                 group.finish(on_wire, deadline=deadline, doing=doing)
-            on_wire = group.start_broadcast(buffer, deadline=deadline)
-        if on_wire is not None:
-            group.finish(on_wire, deadline=deadline, doing=doing)
+        finally:
+            on_wire = (
+                None  # in an error's traceback it would hold the sockets open, and the receivers waiting
+            )
         _confirm(group, _OK, deadline=deadline, doing=doing)
         return total_bytes(manifest)
 

@@ -228,6 +228,7 @@ class Coordinator:
             self._note_missing(role)
             await self.members.wait_for_role(role, timeout_s=self._arrival_s)
         if not self._resumed:
+            self._note("publishing weights")
             await self._publish()
         self._actor_ready = True
         self._late.set()

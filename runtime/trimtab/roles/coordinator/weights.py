@@ -2,8 +2,8 @@
 
 Runs on the coordinator's loop. A version is a number that rises with every update and every reload of
 the actor, never the step: after a rollback the same step has other weights. A group lives for one
-membership; when a member fails or is late past the deadline, the group is abandoned on both sides, the
-member that did not answer is restarted, and a group without it is formed.
+membership; when a member is lost, fails or is late past the deadline, the group is abandoned on both sides
+at once, a member that did not answer is restarted, and a group without it is formed.
 
 `publish` needs `actor.lock` to be held by the caller.
 """
@@ -80,7 +80,8 @@ class WeightSync:
         ActorLostError; a rollout that fails is left out and restarted.
         """
         started = time.monotonic()
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        attempt = 1
+        while attempt <= MAX_ATTEMPTS:
             receivers = self.late()
             if not receivers:
                 return {}
@@ -94,6 +95,8 @@ class WeightSync:
                 if attempt > 1:
                     self._condemn_failing(receivers)
                 await self._abandon()
+                # Fewer are left after a loss, and how often one may be lost is the restart budget's concern.
+                attempt += self._all_here(receivers)
                 continue
             elapsed = time.monotonic() - started
             return {"weights/sync_s": elapsed, "weights/bytes_per_s": num_bytes / max(elapsed, 1e-9)}
@@ -151,10 +154,19 @@ class WeightSync:
     async def _call_all(
         self, members: Sequence[Member], commands: Sequence[pb.Command], *, timeout_s: float
     ) -> list[pb.CommandResult]:
+        """Every member's result. Where one fails, the group is abandoned, and the first failure is raised."""
         calls = [
-            self._server.call(m.key, c, timeout_s=timeout_s) for m, c in zip(members, commands, strict=True)
+            asyncio.ensure_future(self._server.call(m.key, c, timeout_s=timeout_s))
+            for m, c in zip(members, commands, strict=True)
         ]
-        outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        try:
+            done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            if waiting:  # for one that will not come: they are to give up now, not at their deadline
+                await self._abandon()
+            outcomes: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            for call in calls:
+                call.cancel()
         self._failures = {
             member.key: outcome
             for member, outcome in zip(members, outcomes, strict=True)
@@ -164,8 +176,13 @@ class WeightSync:
             # Only one that did not answer at all is to blame: the others report the group's failure.
             if isinstance(outcome, DeadlineError) and member.key.role == "rollout":
                 self._condemn(member, str(outcome))
-        raise_worst(outcomes)
+        # Of several failures of a kind, the later ones are of what the first one led to.
+        raise_worst([*(call.exception() for call in done), *outcomes])
         return outcomes
+
+    def _all_here(self, receivers: Sequence[Member]) -> bool:
+        present = self._members.of_role("rollout")
+        return all(any(member is other for other in present) for member in receivers)
 
     def _condemn_failing(self, receivers: Sequence[Member]) -> None:
         """Have those started again that answered with a failure of their own, not with the group's."""
