@@ -267,6 +267,16 @@ def test_attempt_is_above_that_of_whoever_used_the_checkpoint_folder_before(fake
     assert ResolvedJob.load(fake.run_dir / "resolved.json").attempt == 4
 
 
+def test_checkpoint_folder_given_as_a_uri_is_claimed_where_it_says(fake: Run) -> None:
+    shared = fake.folder / "shared"
+    fake.write(steps=1)
+    job = fake.folder / "job.yaml"
+    job.write_text(job.read_text().replace("{resume: auto}", f"{{resume: auto, uri: 'file://{shared}'}}"))
+    assert fake.run() == 0
+    assert [path.name for path in shared.iterdir()] == ["attempt-00000001"]
+    assert not (fake.run_dir / "file:").exists()
+
+
 def test_gpus_that_are_not_here_are_refused_before_anything_starts(
     fake: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from trimtab.api import JobSpec, Problem
 from trimtab.api.kubernetes import Volume
+from trimtab.api.uris import folder_of
 from trimtab_operator.constants import ROLES, RUN_MOUNT
 
 _SHARED = "ReadWriteMany"
@@ -30,7 +31,7 @@ def run_folder(spec: JobSpec, *, job: str, uid: str) -> str:
     if spec.storage is not None:
         return f"{RUN_MOUNT}/{job}-{uid[:8]}"
     assert spec.checkpoint.uri is not None, "storage_problems comes first"
-    return f"{spec.checkpoint.uri.rstrip('/')}/run"
+    return f"{folder_of(spec.checkpoint.uri).rstrip('/')}/run"
 
 
 def storage_problems(spec: JobSpec) -> Iterable[Problem]:
@@ -51,7 +52,7 @@ def storage_problems(spec: JobSpec) -> Iterable[Problem]:
 
 def _checkpoint_problems(spec: JobSpec, uri: str) -> Iterable[Problem]:
     path = "spec.checkpoint.uri"
-    folder = PurePosixPath(uri)
+    folder = PurePosixPath(folder_of(uri))
     if not folder.is_absolute() or ".." in folder.parts:
         yield Problem(path, uri, f"{uri!r} is not an absolute folder without `..`, as a pod needs it")
         return
@@ -132,7 +133,7 @@ def _written_volume(spec: JobSpec) -> str | None:
     """Name of the volume that the run is written to; None: a claim of the operator's."""
     if spec.storage is not None:
         return spec.storage.volume.name if spec.storage.volume is not None else None
-    folder = PurePosixPath(spec.checkpoint.uri or "/")
+    folder = PurePosixPath(folder_of(spec.checkpoint.uri or "/"))
     mounts = [m for m in spec.volume_mounts if folder.is_relative_to(m.mount_path)]
     return max(mounts, key=lambda m: len(m.mount_path.rstrip("/"))).name if mounts else None
 

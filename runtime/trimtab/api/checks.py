@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from trimtab.api.algorithm import REFUSED_ROLES
 from trimtab.api.problems import Problem
 from trimtab.api.rewards import BUILT_IN_REWARDS, RewardSpec
+from trimtab.api.uris import UriError, folder_of
 
 if TYPE_CHECKING:
     from trimtab.api.job import JobSpec
@@ -189,6 +190,16 @@ def _volumes(spec: "JobSpec") -> Iterator[Problem]:
             yield Problem(path, name, f"{name!r} is no volume: {allowed}")
 
 
+def _checkpoint_uri(spec: "JobSpec") -> Iterator[Problem]:
+    uri = spec.checkpoint.uri
+    if uri is None:
+        return
+    try:
+        folder_of(uri)
+    except UriError as error:
+        yield Problem("spec.checkpoint.uri", uri, str(error))
+
+
 CHECKS: tuple[Callable[["JobSpec"], Iterator[Problem]], ...] = (
     _roles_of_algorithm,
     _kl,
@@ -200,6 +211,7 @@ CHECKS: tuple[Callable[["JobSpec"], Iterator[Problem]], ...] = (
     _reward_functions,
     _reward_names,
     _volumes,
+    _checkpoint_uri,
 )
 
 

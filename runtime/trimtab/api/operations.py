@@ -1,5 +1,6 @@
 """The parts of a job around its training: weight sync, validation, checkpoints, tracking, limits."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -8,6 +9,7 @@ from trimtab.api.base import Bytes, Model, PathText, Seconds
 from trimtab.api.data import DataSource
 from trimtab.api.rewards import RewardList
 from trimtab.api.roles import SamplingSpec
+from trimtab.api.uris import folder_of
 
 EverySteps = Annotated[int, Field(ge=1, le=10_000_000)]
 WholeSeconds = Annotated[int, Field(ge=1, le=315_360_000)]
@@ -56,12 +58,17 @@ class CheckpointSpec(Model):
     keep: Annotated[int, Field(ge=1, le=10_000)] = 3
     """Newest checkpoints that are kept. 3 by default: a damaged one has others before it."""
     uri: PathText | None = None
-    """Folder for the checkpoints, the same in every pod; None: `checkpoints` in the run's folder."""
+    """Folder for the checkpoints, the same in every pod: a path, from the run's folder where it is relative,
+    or file:///path. None: `checkpoints` in the run's folder."""
     resume: Literal["auto", "never", "required"] = "auto"
     """`auto`: from the newest whole checkpoint where there is one; `never`: always from the start;
     `required`: fail without one."""
     export_at_end: bool = True
     """Whether the finished model is written in Hugging Face layout. On by default."""
+
+    def directory(self, run_dir: Path) -> Path:
+        """The folder for the checkpoints of a run."""
+        return run_dir / ("checkpoints" if self.uri is None else folder_of(self.uri))
 
 
 class HealthSpec(Model):

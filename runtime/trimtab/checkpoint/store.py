@@ -1,8 +1,10 @@
 """Where checkpoints lie and which of them count. Called by the coordinator and by `trimtab export`.
 
-Layout: <uri>/step-00000010/{actor/..., coordinator.json, manifest.json} and <uri>/attempt.json.
+Layout: <uri>/step-00000010/{actor/..., coordinator.json, manifest.json}, <uri>/attempt.json (whose folder it
+is) and <uri>/attempt-00000003 (a number that a launcher has taken).
 
 The order of a save, which is what keeps a half one from ever counting:
+    claim_attempt(uri, above)      once, when a launcher starts: its number, which no other start gets
     fence(uri, attempt)            once, when the coordinator starts: older attempts may no longer commit
     path = begin(uri, step)        a clean directory
     every actor rank saves into path/actor
@@ -11,13 +13,14 @@ The order of a save, which is what keeps a half one from ever counting:
 """
 
 import json
+import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
+from trimtab.api.uris import UriError, folder_of
 from trimtab.checkpoint.errors import StaleAttemptError, storage_errors
 from trimtab.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -33,6 +36,7 @@ ACTOR_RECORD = "actor.json"
 COORDINATOR_STATE = "coordinator.json"
 _FENCE = "attempt.json"
 _STEP = re.compile(r"^step-(\d{8,})$")
+_CLAIM = re.compile(r"^attempt-(\d{8,})$")
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,31 @@ class Checkpoint:
 
 
 def directory_of(uri: str) -> Path:
-    """The directory of a checkpoint URI: a path or file://."""
-    parsed = urlparse(uri)
-    if parsed.scheme in ("", "file"):
-        return Path(parsed.path if parsed.scheme else uri)
-    raise UserError(
-        f"checkpoint.uri: {uri!r} has the scheme {parsed.scheme!r}; allowed are a path and file://. "
-        "Mount the store as a volume and give its path"
-    )
+    """The directory of a checkpoint URI: a path or file:///path."""
+    try:
+        return Path(folder_of(uri))
+    except UriError as error:
+        raise UserError(f"checkpoint.uri: {error}") from error
+
+
+def claim_attempt(uri: str, *, above: int = 0) -> int:
+    """Take a number for a start of a job: above this one and above all that were ever taken or used there.
+
+    Two starts at the same instant get two numbers. The later one to reach `fence` with the higher number
+    keeps the directory.
+    """
+    root = directory_of(uri)
+    attempt = max(above, last_attempt(uri)) + 1
+    with storage_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                os.close(os.open(_claim(root, attempt), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            except FileExistsError:
+                attempt += 1
+                continue
+            fsync_directory(root)
+            return attempt
 
 
 def fence(uri: str, attempt: int) -> None:
@@ -76,20 +97,17 @@ def fence(uri: str, attempt: int) -> None:
         root.mkdir(parents=True, exist_ok=True)
         _refuse_older(root, attempt)
         write_atomically(root / _FENCE, json.dumps({"attempt": attempt}))
+        for number in _claims(root):
+            if number < attempt:
+                _claim(root, number).unlink(missing_ok=True)
 
 
 def last_attempt(uri: str) -> int:
-    """The highest attempt that has claimed the directory or committed to it; 0 where none has."""
+    """The highest attempt that was claimed, has fenced the directory or committed to it; 0 where none has."""
     root = directory_of(uri)
-    fence_path = root / _FENCE
     with storage_errors(root):
-        newest = int(json.loads(fence_path.read_text())["attempt"]) if fence_path.exists() else 0
-    for path in list_checkpoints(str(root)):
-        try:
-            newest = max(newest, Manifest.read(path).attempt)
-        except InvalidCheckpointError:
-            continue  # `latest_valid` is who reports it
-    return newest
+        newest = max([_fenced(root), *_claims(root)])
+    return max(newest, _committed(root))
 
 
 def begin(uri: str, step: int, *, identity: str) -> Path:
@@ -213,8 +231,33 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path)
 
 
+def _committed(root: Path) -> int:
+    newest = 0
+    for path in list_checkpoints(str(root)):
+        try:
+            newest = max(newest, Manifest.read(path).attempt)
+        except InvalidCheckpointError:
+            continue  # `latest_valid` is who reports it
+    return newest
+
+
+def _claim(root: Path, attempt: int) -> Path:
+    return root / f"attempt-{attempt:08d}"
+
+
+def _claims(root: Path) -> list[int]:
+    if not root.is_dir():
+        return []
+    return [int(match[1]) for path in root.iterdir() if (match := _CLAIM.match(path.name))]
+
+
+def _fenced(root: Path) -> int:
+    path = root / _FENCE
+    return int(json.loads(path.read_text())["attempt"]) if path.exists() else 0
+
+
 def _refuse_older(root: Path, attempt: int) -> None:
-    newest = last_attempt(str(root))
+    newest = max(_fenced(root), _committed(root))
     if attempt < newest:
         raise StaleAttemptError(
             f"checkpoint.uri: {root} belongs to attempt {newest} of this job; "

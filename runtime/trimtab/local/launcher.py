@@ -93,12 +93,16 @@ def run_job(
     job = load_job(job_path)
     with RunDirectory(run_dir or Path("runs") / job.name) as directory, reserved_port() as port:
         job = _settle_resume(job, directory, resume=resume)
-        attempt = _last_attempt(job, directory) + 1
-        resolved = ResolvedJob.resolve(
-            job, attempt=attempt, base_dir=job_path.absolute().parent, run_dir=directory.path
+        unnumbered = ResolvedJob.resolve(
+            job, attempt=1, base_dir=job_path.absolute().parent, run_dir=directory.path
         )
         environ = dict(os.environ if environ is None else environ)
-        check_local(resolved, local_gpus(environ))
+        check_local(unnumbered, local_gpus(environ))
+        # Another run directory may share the checkpoint folder: a number that was given twice would pass a
+        # checkpoint of the other run off as one of this start.
+        folder = job.spec.checkpoint.directory(directory.path)
+        attempt = checkpoint.claim_attempt(str(folder), above=directory.last_attempt())
+        resolved = unnumbered.model_copy(update={"attempt": attempt})
         directory.raise_attempt(attempt)
         resolved.save(directory.path / RESOLVED_FILE)
         address = f"{HOST}:{port}"
@@ -122,16 +126,6 @@ def run_job(
             view.log_line(f"error: {outcome.message}")
         view.close(summary_rows(load_run(directory.path)))
         return outcome.code
-
-
-def _last_attempt(job: RLTrainingJob, directory: RunDirectory) -> int:
-    """The highest attempt so far, of this run directory and of whoever used the checkpoint folder.
-
-    Another run directory may share the folder; a number that was given twice would pass a checkpoint of
-    the other run off as one of this start.
-    """
-    folder = directory.path / (job.spec.checkpoint.uri or "checkpoints")
-    return max(directory.last_attempt(), checkpoint.last_attempt(str(folder)))
 
 
 def _settle_resume(job: RLTrainingJob, directory: RunDirectory, *, resume: bool) -> RLTrainingJob:

@@ -29,6 +29,12 @@ CASES = {
         "spec.algorithm.grpo.kl.estimator",
         "use k3, or placement: reward",
     ),
+    "checkpoints go to a folder": (
+        {"checkpoint": {"uri": "s3://bucket/run"}},
+        {"checkpoint": {"uri": "file:///runs/run"}},
+        "spec.checkpoint.uri",
+        "has the scheme 's3'; allowed are a path and file:///path",
+    ),
     "mini-batches divide the step": (
         {"training": {"promptsPerStep": 8, "miniBatchPrompts": 3}},
         {"training": {"promptsPerStep": 8, "miniBatchPrompts": 4}},

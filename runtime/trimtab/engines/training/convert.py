@@ -41,7 +41,7 @@ def find_checkpoint(path: Path) -> checkpoint.Checkpoint:
             raise UserError(f"{path}: not a usable checkpoint: {error}") from error
     job, folder = find_job(path), path
     if job is not None and (path / "resolved.json").exists():
-        folder = path / (job.job.spec.checkpoint.uri or "checkpoints")
+        folder = job.job.spec.checkpoint.directory(path)
     found, refused = checkpoint.latest_valid(str(folder), None if job is None else job.training_identity)
     if found is None:
         reasons = "".join(f"; refused {sentence}" for sentence in refused)

@@ -29,7 +29,7 @@ class CheckpointKeeper:
         self._board = board
         self._wishes = wishes
         self._spec = job.job.spec.checkpoint
-        self.uri = str(Path(job.run_dir) / (self._spec.uri or "checkpoints"))
+        self.uri = str(self._spec.directory(Path(job.run_dir)))
         self._saved_step = -1
         self.last_save_s = 0.0
         """Of the last save; the next step's metrics show it."""
