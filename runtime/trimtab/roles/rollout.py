@@ -15,7 +15,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ from trimtab.engines.rollout.protocol import (
 from trimtab.errors import TrimtabError
 from trimtab.observability.prometheus import RoleGauges, start_metrics_server
 from trimtab.roles.environment import WorkerEnvironment
-from trimtab.roles.registration import curve_of, new_session, registration, worker_key
+from trimtab.roles.registration import registration
+from trimtab.roles.serving import RequestServer, serve
 from trimtab.v1 import control_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -71,107 +71,44 @@ async def _serve(env: WorkerEnvironment, job: ResolvedJob) -> int:
     )
     # The places that the engine takes in a weight group: one per tensor-parallel worker.
     register.world_size = vllm.tensor_parallel_size if vllm is not None else 1
-    loop = asyncio.get_running_loop()
-    server: _RolloutServer | None = None
 
-    def follow(welcome: pb.Welcome) -> None:  # on the session's thread
-        if server is not None:
-            loop.call_soon_threadsafe(server.follow, welcome)
+    def make(session: WorkerSession, link: AsyncExperienceLink, gauges: RoleGauges) -> RequestServer:
+        assert engine is not None
+        return _RolloutServer(engine, session, link, gauges)
 
-    session = new_session(env, job, register, on_new_coordinator=follow)
     try:
-        with session:
-            welcome = await asyncio.to_thread(session.start)
-            if problem is not None:  # raised here, so that the coordinator is told
-                raise problem
-            assert engine is not None
-            link = AsyncExperienceLink(str(worker_key(env)), welcome.experience_address, curve_of(env))
-            try:
-                gauges = RoleGauges(env.role, replica=env.replica, rank=env.rank)
-                server = _RolloutServer(engine, session, link, gauges)
-                await server.run()
-            finally:
-                link.close()
-            shutdown = session.shutdown
-            return 0 if shutdown is None else shutdown.exit_code
+        return await serve(env, job, register, make, problem=problem)
     finally:
         if engine is not None:
             await engine.close()
 
 
-class _RolloutServer:
-    """Takes requests and commands until the session ends."""
+class _RolloutServer(RequestServer):
+    """Draws responses, and takes weights."""
+
+    request_kind = "generate"
 
     def __init__(
-        self,
-        engine: RolloutEngine,
-        session: WorkerSession,
-        link: AsyncExperienceLink,
-        gauges: RoleGauges,
+        self, engine: RolloutEngine, session: WorkerSession, link: AsyncExperienceLink, gauges: RoleGauges
     ) -> None:
+        super().__init__(session, link, gauges)
         self._engine = engine
-        self._session = session
-        self._link = link
-        self._gauges = gauges
-        self._requests: dict[str, asyncio.Task[None]] = {}
-        self._commands: set[asyncio.Task[None]] = set()
         self._weights = asyncio.Lock()  # commands about weights wait for each other
         self._num_tokens = 0
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def run(self) -> None:
-        """Until Shutdown; raises where the coordinator or the engine is gone for good."""
-        permanent = [
-            asyncio.create_task(self._take_requests(), name="requests"),
-            asyncio.create_task(self._take_commands(), name="commands"),
-            asyncio.create_task(self._watch(), name="gauges"),
-        ]
-        try:
-            done, _ = await asyncio.wait([*permanent, self._failure], return_when=asyncio.FIRST_COMPLETED)
-            for ended in done:
-                ended.result()
-        finally:
-            left = [*permanent, *self._requests.values(), *self._commands]
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-            self._failure.cancel()
 
     def follow(self, welcome: pb.Welcome) -> None:
         """Another coordinator: it knows nothing of the requests that are running."""
-        self._link.set_address(welcome.experience_address)
-        self._abandon(list(self._requests))
+        super().follow(welcome)
+        self._abandon(list(self.requests))
 
     def _abandon(self, episode_ids: list[str]) -> None:
         """Cancel requests; the engine aborts them, and nothing is sent."""
         for episode_id in episode_ids:
-            if task := self._requests.pop(episode_id, None):
+            if task := self.requests.pop(episode_id, None):
                 task.cancel()
 
-    async def _take_requests(self) -> None:
-        while True:
-            message = await self._link.recv()
-            if message.kind != "generate":
-                logger.error("a %r message does not belong to the rollout role; ignored", message.kind)
-                continue
-            episode_id = str(message.meta["episode_id"])
-            if episode_id in self._requests:  # asked for again, by a coordinator that does not know
-                continue
-            task = asyncio.create_task(self._generate(episode_id, message), name=f"generate {episode_id}")
-            self._requests[episode_id] = task
-            task.add_done_callback(partial(self._request_ended, episode_id))
-
-    def _request_ended(self, episode_id: str, task: asyncio.Task[None]) -> None:
-        if self._requests.get(episode_id) is task:
-            del self._requests[episode_id]
-        self._note_failure(task)
-
-    def _note_failure(self, task: asyncio.Task[None]) -> None:
-        """An error that a task could not answer ends the role."""
-        if not task.cancelled() and (error := task.exception()) and not self._failure.done():
-            self._failure.set_exception(error)
-
-    async def _generate(self, episode_id: str, message: Message) -> None:
+    async def answer(self, episode_id: str, message: Message) -> None:
+        """Draw one response; raises where the engine is gone."""
         deadline_s = float(message.meta["deadline_s"])
         try:
             async with asyncio.timeout(deadline_s):
@@ -204,23 +141,17 @@ class _RolloutServer:
                 "log_probs": generation.log_probs,
                 "weight_versions": generation.weight_versions,
             }
-        await self._link.send(Message(kind, {"episode_id": episode_id, **meta}, arrays), SEND_TIMEOUT_S)
+        await self.link.send(Message(kind, {"episode_id": episode_id, **meta}, arrays), SEND_TIMEOUT_S)
 
-    async def _take_commands(self) -> None:
-        async for command in self._session.commands_async():
-            task = asyncio.create_task(self._obey(command), name=command.key)
-            self._commands.add(task)
-            task.add_done_callback(self._commands.discard)
-            task.add_done_callback(self._note_failure)
-
-    async def _obey(self, command: pb.Command) -> None:
+    async def obey(self, command: pb.Command) -> None:
+        """Carry a command out; raises where the engine is gone."""
         result = pb.CommandResult(key=command.key, ok=True)
         try:
             result.metrics.update(await self._carry_out(command))
         except (TrimtabError, TimeoutError) as error:
             logger.warning("%s failed: %s", command.key, error)
             result.ok, result.error, result.error_kind = False, str(error), error_kind(error)
-        self._session.reply(result)
+        self.session.reply(result)
         if not self._engine.alive:
             raise EngineDeadError(result.error or "the engine ended")
 
@@ -236,31 +167,31 @@ class _RolloutServer:
                 async with self._weights:
                     await self._engine.leave(command.leave_weight_group.group)
             case "abort_generation":
-                self._abandon(list(command.abort_generation.episode_ids) or list(self._requests))
+                self._abandon(list(command.abort_generation.episode_ids) or list(self.requests))
             case other:
                 raise TrimtabError(f"the rollout role does not know the command {other!r}")
         return {}
 
     async def _transfer(self, command: pb.TransferWeights) -> Mapping[str, float]:
         metrics = await self._engine.transfer(command)
-        self._session.update_state(weight_version=command.version)
+        self.session.update_state(weight_version=command.version)
         logger.info("serving weights version %d after a pause of %.2f s", command.version, metrics["pause_s"])
         return metrics
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         """Keep gauges and activity up to date, and notice an engine that ended while idle."""
         before, tokens = time.monotonic(), 0
         while self._engine.alive:
             await asyncio.sleep(GAUGE_INTERVAL_S)
             now = time.monotonic()
-            running = len(self._requests)
+            running = len(self.requests)
             gauges = {
                 "worker/running": float(running),
                 "rollout/throughput": (self._num_tokens - tokens) / (now - before),
             }
             before, tokens = now, self._num_tokens
-            self._gauges.set_all(gauges)
-            self._session.update_state(
+            self.gauges.set_all(gauges)
+            self.session.update_state(
                 activity=f"generating {running} responses" if running else "idle", gauges=gauges
             )
         raise EngineDeadError("the rollout engine's process ended")
