@@ -51,6 +51,10 @@ def test_set_changes_later_steps_status_follows_them_and_every_process_serves_me
     ended = run.summary()["step"]
     assert "/100000" in watched
     assert f"e2e: Stopped, step {ended} of 100000" in watched
+    assert main(["status", str(run.run_dir)]) == 0
+    for shown in (watched, capsys.readouterr().out):
+        for role in ("actor", "rollout", "reward"):
+            assert f"  {role}: 1 of 1 ready at the end, 0 restarts\n" in shown
     longest = {line["step"]: line["response_length/max"] for line in run.metrics()}
     assert longest[1] > 3
     assert [longest[later] for later in range(step, step + 4)] == [3.0] * 4

@@ -96,11 +96,13 @@ def _show(status: "jc.JobStatus") -> None:
     print(f"{status.name}: {status.phase}, step {status.step} of {status.total_steps}")
     if status.activity:
         print(f"  {status.activity}")
+    over = status.phase in OVER
     for role in status.roles:
-        print(f"  {role.role}: {role.ready} of {role.desired} ready, {role.restarts} restarts")
+        ready = "ready at the end" if over else "ready"
+        print(f"  {role.role}: {role.ready} of {role.desired} {ready}, {role.restarts} restarts")
     for condition in status.conditions:
-        left = condition.type == "WorkersReady" and status.phase in OVER  # as they should have
-        if NOTEWORTHY.get(condition.type) == condition.status and not left:
+        past = condition.type == "WorkersReady" and over  # nobody is waited for any more
+        if NOTEWORTHY.get(condition.type) == condition.status and not past:
             print(f"  {condition.type} is {condition.status} ({condition.reason}): {condition.message}")
     for name in sorted(status.metrics):
         print(f"  {name}: {status.metrics[name]:.6g}")

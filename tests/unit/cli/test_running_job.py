@@ -125,6 +125,7 @@ def test_status_of_a_run_that_failed_says_why_and_not_that_its_workers_have_left
     status = jc.JobStatus(
         name="demo",
         phase="Failed",
+        roles=[jc.RoleStatus(role="rollout", desired=2, ready=1, restarts=3)],
         conditions=[
             jc.Condition(type="WorkersReady", status="False", message="missing: rollout-0"),
             jc.Condition(type="Failed", status="True", reason="UserError", message="spec.model: no such"),
@@ -135,6 +136,7 @@ def test_status_of_a_run_that_failed_says_why_and_not_that_its_workers_have_left
     out = capsys.readouterr().out
     assert "  Failed is True (UserError): spec.model: no such\n" in out
     assert "missing" not in out
+    assert "  rollout: 1 of 2 ready at the end, 3 restarts\n" in out
     assert main(["status", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["phase"] == "Failed"
 

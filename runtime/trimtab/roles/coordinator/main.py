@@ -183,6 +183,7 @@ async def _end(
     except OSError as failure:
         log.warning("the end of the run is not fully written (%s); `trimtab report` makes it", failure)
     board.phase = phase
+    board.keep_members()
     board.end_reason, board.end_message = _reason(phase, error), str(error) if error else ""
     board.activity = board.end_message or phase.value.lower()
     try:

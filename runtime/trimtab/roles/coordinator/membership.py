@@ -13,6 +13,7 @@ refused for good: it may be of a size that the coordinator has yet to hear of, a
 """
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -270,6 +271,14 @@ class Members:
         """The loss has been dealt with."""
         self.actor_lost.clear()
         self.actor_lost_reason = ""
+
+    def as_of_now(self) -> "Members":
+        """A copy to read from, which does not follow who comes and goes from now on."""
+        copied = copy.copy(self)
+        copied._members, copied._newest = dict(self._members), dict(self._newest)
+        copied._left, copied._condemned = dict(self._left), dict(self._condemned)
+        copied.num_restarts = dict(self.num_restarts)
+        return copied
 
     def wake(self) -> None:
         """Make every wait look at its predicate again."""

@@ -50,6 +50,10 @@ class StatusBoard:
         self.metrics = dict(metrics)
         self.step_times_s = [*self.step_times_s[-19:], metrics.get("timing_s/step", 0.0)]
 
+    def keep_members(self) -> None:
+        """The job is over: from now on show who was there until then, though they leave."""
+        self._members = self._members.as_of_now()
+
     def render(self) -> job_pb.JobStatus:
         """The status now."""
         left = -1.0

@@ -6,13 +6,16 @@ import pytest
 
 from trimtab.api import ResolvedJob, parse_job
 from trimtab.api.conditions import Phase
+from trimtab.comm.control import WorkerKey
 from trimtab.errors import UserError
+from trimtab.roles.coordinator import membership
 from trimtab.roles.coordinator.control import JobControl, StopNow, Wishes
 from trimtab.roles.coordinator.journal import Journal, Record
 from trimtab.roles.coordinator.membership import Desired, Members, Sizes
 from trimtab.roles.coordinator.saving import CheckpointKeeper
 from trimtab.roles.coordinator.state import TrainingState
 from trimtab.roles.coordinator.status import StatusBoard
+from trimtab.v1 import control_pb2 as pb
 from trimtab.v1 import job_control_pb2 as job_pb
 
 JOB = {
@@ -63,6 +66,26 @@ def test_checkpoint_before_the_first_step_waits_for_it(board):
         asked.cancel()
 
     asyncio.run(scenario())
+
+
+def test_status_of_an_ended_job_keeps_those_who_were_there(board, monkeypatch):
+    status_board, members = board[0], board[0]._members
+    keys = [WorkerKey(role, 0, 0, 0, 1) for role in ("actor", "rollout", "reward")]
+    for key in keys:
+        members.joined(key, pb.Register(worker=key.to_proto(), world_size=1, capacity=1))
+    status_board.phase = Phase.COMPLETE
+    status_board.keep_members()
+    for key in keys:
+        members.left(key, "told to leave: the job is complete")
+    monkeypatch.setattr(membership, "RECONNECT_GRACE_S", -1.0)
+    status = status_board.render()
+    assert [(role.role, role.ready, role.desired) for role in status.roles] == [
+        ("actor", 1, 1),
+        ("rollout", 1, 1),
+        ("reward", 1, 1),
+    ]
+    assert {c.type: c.status for c in status.conditions}["WorkersReady"] == "True"
+    assert not status.restart_requests
 
 
 @pytest.mark.parametrize(
