@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,25 +83,42 @@ def test_every_problem_of_a_file_is_named_before_anything_starts(jobs):
     assert not (run.run_dir / "logs").exists() or not any((run.run_dir / "logs").iterdir())
 
 
-@pytest.mark.skipif(shutil.which("mount") is None, reason="needs mount(8), to make a small file system")
-def test_full_disk_while_saving_is_named_and_leaves_no_half_checkpoint(jobs, tmp_path):
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(small)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 600 KiB, which no checkpoint fits into."""
+    if shutil.which("mount") is None:
+        pytest.skip("needs mount(8), to make a small file system")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode != 0:
         pytest.skip(f"needs the right to mount a tmpfs (run as root): {mounted.stderr.strip()}")
-    try:
-        job = jobs.spec()
-        job["spec"]["checkpoint"] = {"everySteps": 1, "uri": str(small / "checkpoints")}
-        fails(jobs.start(job), str(small), "No space left")
-        assert not list(small.glob("checkpoints/step-*/manifest.json"))
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_full_disk_while_saving_is_named_and_leaves_no_half_checkpoint(jobs, small_disk):
+    job = jobs.spec()
+    job["spec"]["checkpoint"] = {"everySteps": 1, "uri": str(small_disk / "checkpoints")}
+    fails(jobs.start(job), str(small_disk), "No space left")
+    assert not list(small_disk.glob("checkpoints/step-*/manifest.json"))
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_full_disk_below_the_run_directory_is_named(jobs, small_disk):
+    job = jobs.spec()
+    job["spec"]["training"]["steps"] = 100_000
+    job["spec"]["checkpoint"] = {"everySteps": None, "uri": str(jobs.folder / "checkpoints")}
+    run = jobs.start(job, folder=small_disk)
+    with run.held_up("reward"):
+        fill(small_disk / "filling")
+    fails(run, f"cannot write {small_disk}", "No space left", "choose another --run-dir")
 
 
 def test_foreign_checkpoint_is_not_taken(jobs):
