@@ -32,6 +32,9 @@ SERIES_S: Final = 600.0
 BURST: Final = 25
 REFILL_S: Final = 10.0
 """A job may publish one more event each time this passes."""
+TOTAL_BURST: Final = 50
+TOTAL_REFILL_S: Final = 0.05
+"""The same for all jobs together: a thousand new jobs need the API server for other things first."""
 MAX_NOTE: Final = 1000
 ACTION: Final = "Reconcile"
 
@@ -43,10 +46,23 @@ class _Series:
     last: float
 
 
-@dataclass
 class _Allowance:
-    left: float
-    at: float
+    """A token bucket."""
+
+    def __init__(self, burst: int, refill_s: float, now: float) -> None:
+        self._burst = burst
+        self._refill_s = refill_s
+        self._left = float(burst)
+        self._at = now
+
+    def wait_s(self, now: float) -> float:
+        """Take one, or say how long there is none."""
+        self._left = min(self._burst, self._left + (now - self._at) / self._refill_s)
+        self._at = now
+        if self._left < 1:
+            return (1 - self._left) * self._refill_s
+        self._left -= 1
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,7 @@ class EventSink:
         self._waiting: deque[_Waiting] = deque()
         self._series: OrderedDict[str, _Series] = OrderedDict()
         self._allowances: dict[str, _Allowance] = {}
+        self._total = _Allowance(TOTAL_BURST, TOTAL_REFILL_S, clock())
         self._wake = asyncio.Event()
         self.dropped = 0
 
@@ -95,6 +112,9 @@ class EventSink:
             while not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
+            if wait_s := self._total.wait_s(self._clock()):
+                await asyncio.sleep(wait_s)
+                continue
             item = self._waiting.popleft()
             try:
                 await self._send(item)
@@ -127,13 +147,8 @@ class EventSink:
 
     def _allow(self, uid: str) -> bool:
         now = self._clock()
-        allowance = self._allowances.setdefault(uid, _Allowance(BURST, now))
-        allowance.left = min(BURST, allowance.left + (now - allowance.at) / REFILL_S)
-        allowance.at = now
-        if allowance.left < 1:
-            return False
-        allowance.left -= 1
-        return True
+        allowance = self._allowances.setdefault(uid, _Allowance(BURST, REFILL_S, now))
+        return allowance.wait_s(now) == 0
 
     def _manifest(self, item: _Waiting, key: str) -> JsonObject:
         unique = hashlib.sha256(f"{key}/{item.at.isoformat()}/{self._identity}".encode()).hexdigest()[:16]

@@ -40,8 +40,8 @@ from trimtab_operator.kube.errors import JsonObject, KubeError
 from trimtab_operator.model.observed import Job
 from trimtab_operator.reconcile.units import has_ended
 
-PODS_SETTLE_S: Final = 0.1
-"""Pods change several at a time: one look is enough."""
+PODS_SETTLE_S: Final = 0.4
+"""Pods are placed and started several at a time: one look is enough. One that ends is looked at at once."""
 LISTED_WITHIN_S: Final = 300.0
 DRAIN_S: Final = 3.0
 
