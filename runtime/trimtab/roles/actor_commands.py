@@ -20,6 +20,7 @@ from trimtab.comm.control import WorkerSession, error_kind
 from trimtab.comm.experience import ExperienceLink, Message
 from trimtab.comm.weights import WeightGroup, WeightSender, build_manifest
 from trimtab.engines.training import FsdpTrainingEngine, ModelName, TrainingEngine, TrainingSettings
+from trimtab.engines.training.host_memory import keep_freed_memory
 from trimtab.engines.training.settings import DTYPES
 from trimtab.episodes import TrainBatch
 from trimtab.errors import TrimtabError
@@ -111,6 +112,8 @@ class ActorCommands:
     def _init_actor(self, command: pb.Command) -> pb.CommandResult:
         init = command.init_actor
         started = time.perf_counter()
+        if self._device.type == "cpu" and not keep_freed_memory():
+            logger.info("this C library cannot keep freed memory; updates are slower for it")
         self._form_world(init)
         checkpoint = Path(init.checkpoint_path) if init.checkpoint_path else None
         settings = dataclasses.replace(

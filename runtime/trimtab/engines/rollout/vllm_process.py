@@ -2,12 +2,22 @@
 
 import contextlib
 import ctypes.util
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from trimtab.comm.weights.vllm_plugin import BACKEND, FAULT_FILE_VARIABLE, OWNER_PID_VARIABLE
+
+_log = logging.getLogger(__name__)
+
+_KEEP_FREED_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+"""For glibc's malloc, which otherwise maps and unmaps the logits of every step, page by page."""
 
 
 @contextlib.contextmanager
@@ -24,7 +34,9 @@ def engine_environment(*, on_gpu: bool, tensor_parallel_size: int, fault_file: P
         # A site's list of plugins to load must not leave our entry point out.
         wanted["VLLM_PLUGINS"] = f"{plugins},{BACKEND}"
     if not on_gpu:
-        wanted |= _cpu_environment(sorted(os.sched_getaffinity(0)), tensor_parallel_size)
+        tuned = _cpu_environment(sorted(os.sched_getaffinity(0)), tensor_parallel_size)
+        _log.info("vLLM starts with %s", " ".join(f"{name}={value}" for name, value in tuned.items()))
+        wanted |= tuned
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -51,6 +63,8 @@ def _cpu_environment(cores: list[int], tensor_parallel_size: int) -> dict[str, s
     preload = _preload()
     if preload:
         common["LD_PRELOAD"] = ":".join(filter(None, [*preload, os.environ.get("LD_PRELOAD")]))
+    if not any("tcmalloc" in library for library in preload):
+        common |= {name: os.environ.get(name, value) for name, value in _KEEP_FREED_MEMORY.items()}
     if tensor_parallel_size > 1:
         return common
     listed = ",".join(map(str, cores))

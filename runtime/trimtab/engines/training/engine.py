@@ -211,21 +211,20 @@ class FsdpTrainingEngine:
             self._reference.model.requires_grad_(requires_grad=False)
         return self._reference
 
-    def _micro_batches(self, batch: TrainBatch, policy: Policy) -> Iterator[tuple[MicroBatch, bool]]:
+    def _micro_batches(self, batch: TrainBatch, policy: Policy) -> list[tuple[MicroBatch, bool]]:
         """Micro-batches of this rank, then dummies (False) until the busiest rank is through."""
         limit, share = self.settings.max_tokens_per_micro_batch, policy.packs_prompts
         plan = plan_micro_batches(make_units(batch, max_tokens=limit, share_prompts=share), max_tokens=limit)
-        # Asked before the first pass: between passes the ranks' collectives would no longer meet.
-        num_passes = self._maximum(len(plan))
-        for sequences in plan:
-            yield pack(batch, sequences, share_prompts=share), True
-        for _ in range(num_passes - len(plan)):
-            yield _dummy(), False
+        micro_batches = [(pack(batch, sequences, share_prompts=share), True) for sequences in plan]
+        return micro_batches + [(_dummy(), False)] * (self._maximum(len(plan)) - len(plan))
 
     def _accumulate(
         self, batch: TrainBatch, loss: LossFn, counts: Denominators, temperature: float, totals: _Totals
     ) -> None:
-        for micro_batch, real in self._micro_batches(batch, self._policy):
+        micro_batches = self._micro_batches(batch, self._policy)
+        for index, (micro_batch, real) in enumerate(micro_batches):
+            if self.world_size == 1:
+                self._policy.share_backward_passes(last=index == len(micro_batches) - 1)
             log_probs, entropy = self._policy.log_probs(micro_batch, temperature=temperature)
             if not real:
                 (log_probs.sum() * 0.0).backward()

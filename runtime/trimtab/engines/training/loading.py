@@ -144,7 +144,8 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh, precision: Precision) -> Non
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
+            if not alone:  # a sum over one rank needs no factor, for which FSDP would copy all gradients
+                module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(enable=True)  # gloo has no scaled sum
 
 

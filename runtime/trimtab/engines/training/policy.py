@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from trimtab.engines.training import attention, loading
@@ -48,6 +48,17 @@ class Policy:
             temperature=temperature,
         )
         return result
+
+    def share_backward_passes(self, *, last: bool) -> None:
+        """Before each micro-batch of an update, where one rank holds all: nothing moves until the last.
+
+        The parameters in the compute format are kept from one to the next, and gradients add up, in the
+        reduction's format, before FSDP takes them. With several ranks that would cost the memory that
+        sharding saves.
+        """
+        assert isinstance(self.model, FSDPModule)
+        self.model.set_requires_gradient_sync(last)
+        self.model.set_reshard_after_backward(last)
 
 
 def build_policy(

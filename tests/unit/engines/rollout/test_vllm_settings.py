@@ -58,3 +58,12 @@ def test_environment_shares_the_cores_among_tensor_parallel_workers(monkeypatch)
     environment = vllm_process._cpu_environment([0, 1, 2, 3], 2)
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "0,2|1,3"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
+
+
+@pytest.mark.parametrize(("preload", "kept"), [([], True), (["libtcmalloc_minimal.so.4"], False)])
+def test_environment_has_glibc_keep_memory_where_no_other_allocator_does(monkeypatch, preload, kept):
+    monkeypatch.setattr(vllm_process, "_preload", lambda: preload)
+    monkeypatch.setenv("MALLOC_TOP_PAD_", "4096")  # a user's own choice
+    environment = vllm_process._cpu_environment([0, 1], 1)
+    assert ("MALLOC_MMAP_MAX_" in environment) is kept
+    assert environment.get("MALLOC_TOP_PAD_") == ("4096" if kept else None)

@@ -38,7 +38,8 @@ def plain(
 def test_token_log_probs_in_chunks_equals_the_formula(
     monkeypatch: pytest.MonkeyPatch, weights: tuple[float, float], settings: HeadSettings, has_bias: bool
 ) -> None:
-    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", 3 * 17)  # three rows at a time
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", {"cpu": 10 * 6})  # 17 ids in slices of 6
+    monkeypatch.setattr(module, "_MIN_CHUNK_IDS", 1)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(10, 5, generator=generator, requires_grad=True)
     weight = torch.randn(17, 5, generator=generator, requires_grad=True)
