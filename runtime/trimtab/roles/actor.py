@@ -59,6 +59,7 @@ def run(env: WorkerEnvironment, job: ResolvedJob) -> int:
             commands.give_up_group()
         if link is not None:
             link.set_address(welcome.experience_address)
+            session.call_soon(link.follow)  # it waits for a command, and the batch comes first
 
     session = new_session(env, job, register, on_new_coordinator=follow)
     with session:
@@ -66,7 +67,10 @@ def run(env: WorkerEnvironment, job: ResolvedJob) -> int:
         if problem is not None:  # raised here, so that the coordinator is told
             raise problem
         if env.in_pod:
-            tell_first(lambda name: session.leave(f"{name}: its pod is being ended"))
+            tell_first(
+                lambda name: session.leave(f"{name}: its pod is being ended"),
+                alone_s=lambda: session.alone_s,
+            )
         link = ExperienceLink(str(worker_key(env)), welcome.experience_address, curve_of(env))
         commands = ActorCommands(
             job,

@@ -3,10 +3,12 @@
 Set up by `trimtab.roles.worker` for every role, before anything else. A rollout or reward server, a
 coordinator and an actor that holds nothing yet leave at once: whoever asked them asks another, the
 coordinator's journal stands. An actor with a model says so instead (`tell_first`) and leaves when the
-coordinator has a checkpoint. On a laptop the launcher's signals end the job, and this file is not used.
+coordinator has a checkpoint, or when there has been no coordinator for a while (the whole job is deleted, and
+its GPUs are waited for). On a laptop the launcher's signals end the job, and this file is not used.
 """
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -17,6 +19,9 @@ from typing import Final
 from trimtab.errors import ExitCode
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+PATIENCE_S: Final = 30.0
+"""A coordinator that was drained as well is back within this, or what it would save is given up."""
+_LOOK_EVERY_S: Final = 1.0
 
 
 def leave_at_once() -> None:
@@ -30,8 +35,13 @@ def leave_at_once() -> None:
         signal.signal(number, leave)
 
 
-def tell_first(tell: Callable[[str], None]) -> None:
+def tell_first(
+    tell: Callable[[str], None], *, alone_s: Callable[[], float], patience_s: float = PATIENCE_S
+) -> None:
     """Make the first signal call `tell` with its name, on a thread of its own, and the second end it all.
+
+    After the first, the process also ends once `alone_s`, for how long nobody has been there to tell, is more
+    than `patience_s`.
 
     Called on the main thread, which may be deep in a kernel or a collective when the signal comes: Python
     would run a handler only after it, while the byte that it writes here is seen at once.
@@ -41,13 +51,18 @@ def tell_first(tell: Callable[[str], None]) -> None:
     signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     for number in SIGNALS:
         signal.signal(number, _noted)
-    threading.Thread(target=_watch, args=(wakes, tell), name="signals", daemon=True).start()
+    arguments = (wakes, tell, alone_s, patience_s)
+    threading.Thread(target=_watch, args=arguments, name="signals", daemon=True).start()
 
 
-def _watch(wakes: int, tell: Callable[[str], None]) -> None:
+def _watch(wakes: int, tell: Callable[[str], None], alone_s: Callable[[], float], patience_s: float) -> None:
     told = False
     while True:
-        for number in os.read(wakes, 16):
+        ready, _, _ = select.select([wakes], [], [], _LOOK_EVERY_S if told else None)
+        if told and alone_s() > patience_s:
+            _say(f"no coordinator for {patience_s:g} s: leaving without a checkpoint")
+            os._exit(ExitCode.RESTART_REQUESTED)
+        for number in os.read(wakes, 16) if ready else b"":
             if number not in SIGNALS:
                 continue
             name = signal.Signals(number).name

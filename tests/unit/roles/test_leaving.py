@@ -21,9 +21,19 @@ time.sleep(60)
 TOLD_FIRST = """
 import hashlib, time
 from trimtab.roles.leaving import tell_first
-tell_first(lambda name: print("told", name, flush=True))
+tell_first(lambda name: print("told", name, flush=True), alone_s=lambda: 0.0)
 print("ready", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2**31 - 1)
+"""
+
+ALONE = """
+import time
+from trimtab.roles.leaving import tell_first
+since = time.monotonic()
+tell_first(lambda name: None, alone_s=lambda: time.monotonic() - since, patience_s=0.5)
+time.sleep(1)
+print("ready", flush=True)
+time.sleep(60)
 """
 
 
@@ -69,3 +79,13 @@ def test_first_signal_is_told_in_the_middle_of_a_long_call_and_the_second_ends_i
     _, said = process.communicate(timeout=20)
     assert process.returncode == ExitCode.RESTART_REQUESTED
     assert "waiting for the coordinator's checkpoint" in said
+
+
+def test_process_that_nobody_can_tell_to_leave_leaves_by_itself_once_it_was_signalled(
+    start: Callable[[str], "subprocess.Popen[str]"],
+) -> None:
+    process = start(ALONE)  # it is alone for longer than its patience, and stays: no signal has come
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == ExitCode.RESTART_REQUESTED
+    assert "no coordinator for 0.5 s: leaving without a checkpoint" in said

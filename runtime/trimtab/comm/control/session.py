@@ -25,6 +25,7 @@ import logging
 import queue
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -58,6 +59,13 @@ class _End:
     error: RefusedError | CoordinatorLostError | None
 
 
+@dataclass(frozen=True)
+class _Call:
+    """An item of the inbox that is not the coordinator's: done on the thread that takes commands."""
+
+    work: Callable[[], None]
+
+
 class WorkerSession:
     """Registers with the coordinator and stays registered until told to leave.
 
@@ -68,8 +76,8 @@ class WorkerSession:
     after it has registered with another coordinator process than before; it must not block. Every dial looks
     the coordinator's name up anew, and reads the certificates of `tls` anew.
 
-    `reply`, `update_state`, `leave`, `fail` and `close` may be called from any thread. As a context manager
-    it reports an exception that leaves the block with `fail`, and closes.
+    `reply`, `update_state`, `call_soon`, `leave`, `fail` and `close` may be called from any thread. As a
+    context manager it reports an exception that leaves the block with `fail`, and closes.
     """
 
     def __init__(
@@ -90,13 +98,14 @@ class WorkerSession:
         self._tls = tls
         self._on_new_coordinator = on_new_coordinator
         self._ledger = CommandLedger()
-        self._inbox: queue.SimpleQueue[pb.Command | _End] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[pb.Command | _Call | _End] = queue.SimpleQueue()
         self._wake: Callable[[], None] = _nothing
         self._lock = threading.Lock()  # guards _wake and _state
         self._state = pb.Heartbeat(applied_step=register.applied_step, weight_version=register.weight_version)
         self._welcomed: concurrent.futures.Future[pb.Welcome] = concurrent.futures.Future()
         self._on_arrival: Callable[[pb.Command], None] = lambda command: None
         self._instance: str | None = None
+        self._alone_since: float | None = time.monotonic()
         self._shutdown: pb.Shutdown | None = None
         # The rest belongs to the session's loop.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,6 +135,12 @@ class WorkerSession:
         """The coordinator's word to leave, once it has come."""
         return self._shutdown
 
+    @property
+    def alone_s(self) -> float:
+        """For how long there has been no coordinator; 0 while one is connected."""
+        since = self._alone_since
+        return 0.0 if since is None else time.monotonic() - since
+
     def start(self) -> pb.Welcome:
         """Dial and register. Raises RefusedError, or CoordinatorLostError past the dial deadline."""
         self._thread.start()
@@ -141,7 +156,10 @@ class WorkerSession:
                 if item.error is not None:
                     raise item.error
                 return
-            yield item
+            if isinstance(item, _Call):
+                item.work()
+            else:
+                yield item
 
     async def commands_async(self) -> AsyncIterator[pb.Command]:
         """`commands` for a role that runs on an asyncio loop; one consumer at a time."""
@@ -162,7 +180,10 @@ class WorkerSession:
                         if item.error is not None:
                             raise item.error
                         return
-                    yield item
+                    if isinstance(item, _Call):
+                        item.work()
+                    else:
+                        yield item
                 await arrived.wait()
         finally:
             with self._lock:
@@ -200,6 +221,10 @@ class WorkerSession:
             for name, value in (gauges or {}).items():
                 self._state.gauges[name] = value
 
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Have `work` done where commands are taken, before the next one: it may touch what the role uses."""
+        self._deliver(_Call(work))
+
     def leave(self, reason: str) -> None:
         """Tell the coordinator, now and whichever comes next, that this worker's pod is about to be ended.
 
@@ -223,13 +248,13 @@ class WorkerSession:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=2 * FLUSH_TIMEOUT_S)
 
-    def _take(self) -> pb.Command | _End | None:
+    def _take(self) -> pb.Command | _Call | _End | None:
         try:
             return self._inbox.get_nowait()
         except queue.Empty:
             return None
 
-    def _deliver(self, item: pb.Command | _End) -> None:
+    def _deliver(self, item: pb.Command | _Call | _End) -> None:
         self._inbox.put(item)
         with self._lock:
             self._wake()
@@ -282,6 +307,8 @@ class WorkerSession:
         backoff_s = FIRST_BACKOFF_S
         while not self._stopping.is_set() and self._shutdown is None:
             was_welcomed, problem = await self._one_stream(deadline)
+            if was_welcomed:
+                self._alone_since = time.monotonic()
             if self._stopping.is_set() or self._shutdown is not None:
                 return
             if was_welcomed:
@@ -335,6 +362,7 @@ class WorkerSession:
         return register
 
     def _accept(self, welcome: pb.Welcome) -> None:
+        self._alone_since = None
         previous, self._instance = self._instance, welcome.coordinator_instance
         if not self._welcomed.done():
             self._welcomed.set_result(welcome)

@@ -83,10 +83,18 @@ class _Dealer:
 
 
 class ExperienceLink(_Dealer):
-    """The blocking link, for roles whose main thread computes (actor)."""
+    """The blocking link, for roles whose main thread computes (actor).
+
+    It follows the hub to another address when it sends or receives; one that does neither has to be told
+    (`follow`), or the hub will look for it in vain.
+    """
 
     def __init__(self, identity: str, address: str, curve: CurveClient | None = None) -> None:
         super().__init__(zmq.Context(), identity, address, curve)
+
+    def follow(self) -> None:
+        """Move to the address that was set last, where it is another; on the thread that uses the link."""
+        self._follow()
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Queue a message, whose arrays must not change afterwards; DeadlineError if the queue stays full."""

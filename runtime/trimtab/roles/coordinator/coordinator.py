@@ -67,6 +67,7 @@ class Coordinator:
         wishes: Wishes,
         server: ControlServer,
         hub: ExperienceHub,
+        incarnation: int,
         arrival_s: float,
     ) -> None:
         """`arrival_s` is how long a role may take until its workers are here."""
@@ -80,6 +81,7 @@ class Coordinator:
         self._instance = instance
         self.run_dir = Path(job.run_dir)
         self._journal = Journal(self.run_dir / "journal")
+        self._journal.take(attempt=job.attempt, incarnation=incarnation)
         self._record: Record | None = self._journal.read(attempt=job.attempt)
         sizes = self._journal.read_sizes(attempt=job.attempt)
         if sizes is not None:
@@ -177,6 +179,12 @@ class Coordinator:
     async def _advance(self) -> bool:
         """One round of the loop; True when there is nothing more to do."""
         await self._validate_at_start()
+        if self._mid_update:
+            # The actor may hold its weights already: a checkpoint of the step before would be of neither.
+            if not self._stopping:
+                self.board.phase = Phase.RUNNING
+            await self._step()
+            return False
         self._take_wishes()
         done = self._state.step >= self._require(self._prepared).total_steps
         leaving = self.wishes.leave_reason is not None
@@ -207,7 +215,8 @@ class Coordinator:
         )
         self.members.forget_actor_loss()
         self._note("loading the model")
-        record = self._record
+        # One that was here before may have gone on until its actor came to us; from then on it cannot.
+        record = self._record = self._journal.read(attempt=self.job.attempt)
         if record is not None and record.actor_incarnation == self.actor.incarnation:
             log.info("taking step %d up again (%s)", int(record.state["step"]) + 1, record.stage)
             self._load(TrainingState.from_json(record.state))
@@ -597,6 +606,11 @@ class Coordinator:
                 rewards={reward.name: reward.value for reward in episode.rewards},
                 kind=kind,
             )
+
+    @property
+    def _mid_update(self) -> bool:
+        """Whether a step is to be taken up whose update was begun by the coordinator before this one."""
+        return self._resumed and self._require(self._record).stage in ("updating", "publishing")
 
     @property
     def _stopping(self) -> bool:

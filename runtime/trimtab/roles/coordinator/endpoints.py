@@ -33,7 +33,7 @@ class MetricsEndpoints:
 
     def add(self, worker: WorkerKey, host: str, port: int) -> None:
         """Take up one process."""
-        self._targets[worker] = f"{host}:{port}"
+        self._targets[worker] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._write()
 
     def close(self) -> None:

@@ -12,6 +12,10 @@ beside it. A coordinator that starts again in the same attempt reads it and goes
 - publishing: the metrics and the new version are known; the weights are sent again;
 - idle: nothing is under way.
 
+It belongs to one process: a coordinator that was replaced because its machine seemed to be gone, and that is
+there after all, finds another owner at its next stage and ends (`SupersededError`). By its place in the
+journal, and not by its connections, is it decided who commands the actor.
+
 Called on the coordinator's loop; a write takes about a millisecond (fsync included).
 """
 
@@ -25,10 +29,16 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from trimtab.episodes import Episode, FinishReason, Reward, Segment
-from trimtab.errors import TrimtabError
+from trimtab.errors import ExitCode, TrimtabError
 
 Stage = Literal["idle", "generating", "updating", "publishing"]
 VERSION = 1
+
+
+class SupersededError(TrimtabError):
+    """A later start of this coordinator has taken the journal over: this one has to end, the job goes on."""
+
+    exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,29 @@ class Journal:
         directory.mkdir(parents=True, exist_ok=True)
         self._record_path = directory / "record.json"
         self._sizes_path = directory / "sizes.json"
+        self._owner_path = directory / "owner.json"
+        self._owner: list[int] | None = None
+
+    def take(self, *, attempt: int, incarnation: int) -> None:
+        """Own the journal from now on; SupersededError where a later start has it already."""
+        mine = [attempt, incarnation]
+        found = self._found_owner()
+        if found > mine:
+            raise self._superseded(found)
+        write_atomically(self._owner_path, json.dumps(mine).encode())
+        self._owner = mine
+
+    def _found_owner(self) -> list[int]:
+        return json.loads(self._owner_path.read_text()) if self._owner_path.exists() else []
+
+    def _superseded(self, found: list[int]) -> SupersededError:
+        return SupersededError(
+            f"attempt {found[0]}, incarnation {found[1]} of the coordinator has taken the journal over"
+        )
+
+    def _check_owner(self) -> None:
+        if self._owner is not None and (found := self._found_owner()) != self._owner:
+            raise self._superseded(found)
 
     def read(self, *, attempt: int) -> Record | None:
         """The record of this attempt, if any: an older attempt's is not ours to go on from."""
@@ -90,6 +123,7 @@ class Journal:
 
     def write(self, record: Record) -> None:
         """Put the record on disk; returns when it is there."""
+        self._check_owner()
         write_atomically(self._record_path, json.dumps(asdict(record)).encode())
 
     def read_sizes(self, *, attempt: int) -> dict[str, int] | None:
@@ -102,6 +136,7 @@ class Journal:
 
     def write_sizes(self, sizes: Mapping[str, int], *, attempt: int) -> None:
         """Keep them: a coordinator that starts again must not send away whom this one asked for."""
+        self._check_owner()
         write_atomically(self._sizes_path, json.dumps({"attempt": attempt, "sizes": dict(sizes)}).encode())
 
     def batch_path(self, step: int) -> Path:
@@ -110,6 +145,7 @@ class Journal:
 
     def write_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Keep the step's episodes until the step after it is over."""
+        self._check_owner()
         path = self.batch_path(step)
         temporary = path.with_name(path.name + ".new")
         with temporary.open("wb") as file:

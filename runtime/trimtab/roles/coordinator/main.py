@@ -5,6 +5,7 @@ process ends at once, and the one that comes, wherever it runs, takes up the jou
 left in the pod's termination log (`FinalWord`).
 
 exit 0   complete, or stopped with a checkpoint
+65       a later start of the coordinator has taken over (this one's machine was thought to be gone)
 64, 66   the job has failed for a reason that only an edit cures (user error, out of memory)
 68       in a pod: told to go; another one takes up where the journal stands
 69       the job has failed: a deadline passed or a worker could not do its part
@@ -32,7 +33,7 @@ from trimtab.observability.report import write_report
 from trimtab.roles.coordinator.control import JobControl, Wishes
 from trimtab.roles.coordinator.coordinator import Coordinator
 from trimtab.roles.coordinator.endpoints import MetricsEndpoints
-from trimtab.roles.coordinator.journal import write_atomically
+from trimtab.roles.coordinator.journal import SupersededError, write_atomically
 from trimtab.roles.coordinator.membership import Members, desired_members
 from trimtab.roles.coordinator.status import ENDED, StatusBoard
 from trimtab.roles.environment import ADDRESS_FILE, WorkerEnvironment
@@ -93,12 +94,13 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
         wishes=wishes,
         server=server,
         hub=hub,
+        incarnation=env.incarnation,
         arrival_s=_arrival_s(env, job),
     )
     control.take_sizes = coordinator.resize
     try:
         await server.start(f"{env.bind_host}:{env.coordinator.rpartition(':')[2]}")
-        endpoints.add(worker_key(env), env.bind_host, start_metrics_server(address=env.host))
+        endpoints.add(worker_key(env), env.host, start_metrics_server(address=env.host))
         if env.in_pod:  # on a laptop the launcher has left it
             write_atomically(run_dir / ADDRESS_FILE, f"{env.coordinator}\n".encode())
         return await _to_the_end(coordinator, board, server, env, run_dir)
@@ -138,6 +140,8 @@ async def _to_the_end(
     error: TrimtabError | None = None
     try:
         phase = await coordinator.run()
+    except SupersededError:
+        raise  # the job is not over: its workers come to the one that has the journal
     except TrimtabError as failure:
         phase, error = Phase.FAILED, failure
     except OSError as failure:

@@ -246,6 +246,22 @@ async def test_worker_of_a_newer_attempt_waits_for_the_coordinator_of_its_own() 
 
 
 @program
+async def test_work_of_the_role_is_done_between_commands_where_they_are_taken() -> None:
+    coordinator = Coordinator()
+    session = await session_on(await coordinator.start())
+    done: list[threading.Thread] = []
+    role = echo(session)
+    await asyncio.to_thread(session.call_soon, lambda: done.append(threading.current_thread()))
+    await coordinator.server.call(KEY, update("k"), timeout_s=5)
+    assert done == [role]
+    session.call_soon(lambda: done.append(threading.current_thread()))
+    await coordinator.wait_for(lambda: len(done) == 2)  # also while no command comes
+    await coordinator.server.shutdown_all("done", 0, timeout_s=5)
+    await asyncio.to_thread(role.join)
+    await coordinator.server.close("over")
+
+
+@program
 async def test_worker_whose_pod_goes_says_so_to_this_coordinator_and_the_next() -> None:
     coordinator = Coordinator()
     address = await coordinator.start()

@@ -65,6 +65,21 @@ def test_blocking_link_receives_arrays_it_may_write_to() -> None:
     asyncio.run(main())
 
 
+def test_idle_blocking_link_that_is_told_to_follow_is_found_at_the_hubs_new_address() -> None:
+    async def main() -> None:
+        async with hub_and_address() as (_, old), hub_and_address() as (hub, new):
+            link = ExperienceLink(NAME, old)
+            link.set_address(new)
+            with pytest.raises(WorkerLostError):
+                await hub.send(NAME, Message("batch"), 0.3)
+            link.follow()
+            await hub.send(NAME, Message("batch"), 10)
+            assert (await asyncio.to_thread(link.recv, 10)).kind == "batch"
+            link.close()
+
+    asyncio.run(main())
+
+
 def test_send_to_a_worker_that_never_connects_names_it() -> None:
     async def main() -> None:
         async with hub_and_address() as (hub, _):

@@ -5,7 +5,7 @@ import pytest
 
 from trimtab.episodes import Reward, single_turn
 from trimtab.errors import TrimtabError
-from trimtab.roles.coordinator.journal import Journal, Record, advance
+from trimtab.roles.coordinator.journal import Journal, Record, SupersededError, advance
 
 
 def episode(number: int, num_response: int = 3):
@@ -54,3 +54,29 @@ def test_only_the_last_two_steps_are_kept(tmp_path):
         "episodes-00000002.npz",
         "episodes-00000003.npz",
     ]
+
+
+def test_coordinator_that_was_replaced_and_is_still_there_writes_nothing_any_more(tmp_path):
+    old, new = Journal(tmp_path), Journal(tmp_path)
+    old.take(attempt=1, incarnation=1)
+    record = Record(1, 1, "", "generating", {"step": 4})
+    old.write(record)
+    new.take(attempt=1, incarnation=2)
+    for write in (
+        lambda: old.write(advance(record, "updating")),
+        lambda: old.write_episodes(5, [episode(0)]),
+        lambda: old.write_sizes({"rollouts": 1}, attempt=1),
+    ):
+        with pytest.raises(SupersededError, match="attempt 1, incarnation 2 of the coordinator has taken"):
+            write()
+    assert new.read(attempt=1) == record
+    new.write(advance(record, "updating"))
+    with pytest.raises(SupersededError):  # nor does it come back
+        Journal(tmp_path).take(attempt=1, incarnation=1)
+
+
+def test_later_attempt_takes_the_journal_whatever_its_incarnation(tmp_path):
+    Journal(tmp_path).take(attempt=1, incarnation=7)
+    Journal(tmp_path).take(attempt=2, incarnation=1)
+    with pytest.raises(SupersededError):
+        Journal(tmp_path).take(attempt=1, incarnation=8)
