@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 24}
-"""Logits at once: in float32 16 MiB, which a cache holds, and 64 MiB, which keep a GPU busy."""
+_CHUNK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 24}
+"""Logits at once: in float32 8 MiB, which a cache holds, and 64 MiB, which keep a GPU busy."""
 _MIN_CHUNK_IDS = 512
-"""Fewer would make matrix products slow. Beyond 8,192 rows on a CPU memory grows with them, by 2 kB each."""
+"""Fewer would make matrix products slow. Beyond 4,096 rows on a CPU memory grows with them, by 2 kB each."""
 
 
 @dataclass(frozen=True)
