@@ -21,12 +21,14 @@ log = logging.getLogger(__name__)
 VERSION: Final = 1
 MAX_BYTES: Final = 4096
 METRICS: Final = (
+    "critic/rewards/mean",
     "critic/score/mean",
     "kl/actual",
     "actor/ppo_kl",
     "actor/entropy",
     "response_length/mean",
-    "perf/throughput",
+    "perf/total_num_tokens",
+    "perf/time_per_step",
     "training/staleness",
     "val/score/mean",
 )
