@@ -1,6 +1,7 @@
 """Hub and links over loopback sockets in one process."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -61,6 +62,24 @@ def test_blocking_link_receives_arrays_it_may_write_to() -> None:
             _, answer = await hub.recv()
             np.testing.assert_array_equal(answer.arrays["x"], np.arange(100_000, dtype=np.float32) * 2)
             await asyncio.to_thread(thread.join)
+
+    asyncio.run(main())
+
+
+def test_pods_with_ipv6_addresses_meet() -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6 loopback address")
+
+    async def main() -> None:
+        hub = ExperienceHub()
+        link = AsyncExperienceLink(NAME, hub.bind("tcp://[::1]:*"))
+        await hub.send(NAME, Message("generate"), 10)
+        assert (await link.recv(10)).kind == "generate"
+        link.close()
+        hub.close()
 
     asyncio.run(main())
 
