@@ -106,7 +106,10 @@ class Toleration(KubernetesObject):
 
 
 class TopologySpreadConstraint(KubernetesObject):
-    """How far the pods may be uneven over zones, racks or nodes; as in Kubernetes, every field is allowed."""
+    """How far the pods may be uneven over zones, racks or nodes, with every field that Kubernetes has.
+
+    Without a `labelSelector` it counts the job's pods of the same role.
+    """
 
     max_skew: Annotated[int, Field(ge=1, le=10_000)]
     """Largest difference in pods between two places."""

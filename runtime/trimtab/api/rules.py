@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from trimtab.api.algorithm import REFUSED_ROLES
 from trimtab.api.base import OneOf
-from trimtab.api.changes import Part, parts
+from trimtab.api.changes import When, parts
 from trimtab.api.data import DataSource
 from trimtab.api.fields import fields_of, object_of, walk
 from trimtab.api.job import JobSpec, RLTrainingJob
@@ -39,18 +39,26 @@ class Rule:
     field_path: str | None = None
     """The field that the message is about; None: the object."""
     reason: Literal["FieldValueInvalid", "FieldValueForbidden"] = "FieldValueInvalid"
+    message_expression: str | None = None
+    """Gives a message that says more; `message` is what is left where it cannot."""
 
     def to_schema(self) -> dict[str, Any]:
         """As `x-kubernetes-validations` has it."""
-        schema = {"rule": self.expression, "message": self.message, "reason": self.reason}
-        return schema if self.field_path is None else schema | {"fieldPath": self.field_path}
+        schema = {
+            "rule": self.expression,
+            "message": self.message,
+            "messageExpression": self.message_expression,
+            "reason": self.reason,
+            "fieldPath": self.field_path,
+        }
+        return {name: value for name, value in schema.items() if value is not None}
 
 
 def rules_of(model: type[BaseModel]) -> tuple[Rule, ...]:
     """The rules of an object, wherever in the job it is."""
     own = _OWN.get(model, ())
     if model is JobSpec:
-        own += (*_algorithm_rules(), *map(_change_rule, _frozen_parts()))
+        own += (*_algorithm_rules(), _change_rule())
     return ((_exactly_one(model), *own)) if issubclass(model, OneOf) else own
 
 
@@ -118,28 +126,39 @@ def _algorithm_rules() -> tuple[Rule, ...]:
     return (*refused, unused)
 
 
-def _frozen_parts() -> tuple[Part, ...]:
-    """What does not change freely, without the roles that every algorithm refuses."""
-    refused = set.intersection(*map(set, REFUSED_ROLES.values()))
-    return tuple(
-        part
-        for part in parts()
-        if part.when != "always" and not (part.path.startswith("roles.") and part.python_path[1] in refused)
-    )
+def _change_rule() -> Rule:
+    """What may change when, as one rule.
 
-
-def _change_rule(part: Part) -> Rule:
-    same = _unchanged(part.path.split("."))
-    if part.when == "never":
-        return Rule(
-            same, "never changes: make a new job instead", f".{part.path}", reason="FieldValueForbidden"
-        )
+    The API server asks it at each status write too, and evaluating it is most of the cost: every field that
+    an expression names costs as much as the object has fields. So one comparison of all comes first.
+    """
+    never, suspended = _frozen_parts("never"), _frozen_parts("suspended")
     return Rule(
-        f"oldSelf.suspend || {same}",
-        "may change only while spec.suspend is true: suspend the job, then change it and let it resume",
-        f".{part.path}",
+        f"self == oldSelf || ({_all_unchanged(never)} && (oldSelf.suspend || ({_all_unchanged(suspended)})))",
+        "some fields never change, and others only while spec.suspend is true",
         reason="FieldValueForbidden",
+        message_expression=(
+            f"{_changed(never, 'never changes')} + (oldSelf.suspend ? '' : "
+            f"{_changed(suspended, 'changes only while spec.suspend is true')})"
+            " + 'set spec.suspend to true first, or make a new job where a field never changes'"
+        ),
     )
+
+
+def _frozen_parts(when: When) -> list[list[str]]:
+    """The names on the way to each such part, without the roles that every algorithm refuses."""
+    refused = set.intersection(*map(set, REFUSED_ROLES.values()))
+    paths = [part.path.split(".") for part in parts() if part.when == when]
+    return [names for names in paths if not (names[0] == "roles" and names[1] in refused)]
+
+
+def _all_unchanged(paths: list[list[str]]) -> str:
+    return " && ".join(map(_unchanged, paths))
+
+
+def _changed(paths: list[list[str]], text: str) -> str:
+    """Which of the fields changed, in words. A list that is filtered and joined would be too costly."""
+    return " + ".join(f"({_unchanged(names)} ? '' : 'spec.{'.'.join(names)} {text}; ')" for names in paths)
 
 
 def _unchanged(names: list[str]) -> str:
