@@ -64,7 +64,9 @@ class Outcome:
     failed: list[str] = field(default_factory=list)
     """What did not succeed, in words; all of it is decided anew."""
     refused: str = ""
-    """The API server's words where it refused a pod."""
+    """The API server's words where it refused a pod; `reconcile` says when to ask again."""
+    refused_child: str = ""
+    """The same for another object; that one is asked for again like whatever failed."""
     look_again: bool = False
     """Whether something was found out that the decision did not know."""
 
@@ -93,23 +95,24 @@ class Hands:
 
     async def write_status(self, job: Job, status: JobStatus) -> None:
         """PUT the status; ConflictError where the job has changed since it was observed."""
-        raw = await self._client.replace(
-            JOBS,
-            job.namespace,
-            {
-                "apiVersion": JOBS.api_version,
-                "kind": JOBS.kind,
-                "metadata": {
-                    "name": job.name,
-                    "namespace": job.namespace,
-                    "uid": job.uid,
-                    "resourceVersion": job.resource_version,
+        with self._jobs.writing(job.uid):
+            raw = await self._client.replace(
+                JOBS,
+                job.namespace,
+                {
+                    "apiVersion": JOBS.api_version,
+                    "kind": JOBS.kind,
+                    "metadata": {
+                        "name": job.name,
+                        "namespace": job.namespace,
+                        "uid": job.uid,
+                        "resourceVersion": job.resource_version,
+                    },
+                    "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
                 },
-                "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
-            },
-            subresource="status",
-        )
-        self._jobs.put_own(raw)
+                subresource="status",
+            )
+            self._jobs.put_own(raw)
 
     async def carry_out(self, job: Job, actions: Iterable[Action], *, decided_at: float) -> Outcome:
         """Do all of it; what fails does not keep the rest from being done."""
@@ -118,7 +121,7 @@ class Hands:
         rest = [action for action in actions if not isinstance(action, CreateResolved)]
         for action in first:
             await self._attempt(outcome, "resolved spec", self._create_resolved(job, action, outcome))
-        if outcome.failed or outcome.refused or outcome.look_again:
+        if outcome.failed or outcome.look_again:
             return outcome
         deadline = decided_at + ACT_WITHIN_S
         await asyncio.gather(*(self._one(job, action, outcome, deadline) for action in rest))
@@ -128,7 +131,7 @@ class Hands:
         match action:
             case CreatePod():
                 doing = self._create_pod(job, action, outcome, deadline)
-                return self._attempt(outcome, f"pod {action.plan.name}", doing)
+                return self._attempt(outcome, f"pod {action.plan.name}", doing, pod=True)
             case DeletePod():
                 return self._attempt(outcome, f"deletion of pod {action.name}", self._delete_pod(job, action))
             case EnsureChildren():
@@ -143,14 +146,20 @@ class Hands:
             case CreateResolved():
                 raise AssertionError("done before")
 
-    async def _attempt(self, outcome: Outcome, what: str, doing: Awaitable[None]) -> None:
+    async def _attempt(
+        self, outcome: Outcome, what: str, doing: Awaitable[None], *, pod: bool = False
+    ) -> None:
         try:
             await doing
         except NotLeadingError:
             raise
         except RefusedError as error:
-            outcome.refused = str(error)
             logger.warning("%s: refused: %s", what, error)
+            if pod:
+                outcome.refused = str(error)
+            else:
+                outcome.refused_child = f"{what}: {error}"
+                outcome.failed.append(outcome.refused_child)
         except KubeError as error:
             outcome.failed.append(f"{what}: {error}")
             logger.warning("%s: %s", what, error)

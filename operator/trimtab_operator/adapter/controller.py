@@ -27,7 +27,7 @@ from trimtab_operator.kube.client import Client
 from trimtab_operator.kube.election import boot_clock
 from trimtab_operator.kube.errors import ConflictError, NotFoundError, NotLeadingError
 from trimtab_operator.kube.resources import JOBS
-from trimtab_operator.model.actions import CreatePod, Decision
+from trimtab_operator.model.actions import CreatePod, CreateResolved, Decision, EnsureChildren
 from trimtab_operator.model.observed import Job
 from trimtab_operator.reconcile import reconcile
 
@@ -115,8 +115,10 @@ class Controller:
     def _remember(self, job: Job, decision: Decision, outcome: Outcome) -> None:
         memory = self._memories.of(job.uid)
         creates = [action for action in decision.actions if isinstance(action, CreatePod)]
-        if outcome.refused or creates:
-            memory.refused = outcome.refused
+        if creates:
+            memory.refused_pod = outcome.refused
+        if any(isinstance(action, EnsureChildren | CreateResolved) for action in decision.actions):
+            memory.refused_child = outcome.refused_child
         whole = bool(creates) and not outcome.failed and not outcome.refused
         if whole and not memory.pods_measured and decision.status.starts == 1:
             memory.pods_measured = True

@@ -9,9 +9,10 @@ job, and counted: a watch that keeps missing changes is dead, and `/healthz` say
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +35,9 @@ class JobCache:
         self._jobs: dict[str, Job] = {}
         self._unread: dict[str, str] = {}
         """uid -> version of jobs whose status cannot be read."""
+        self._writing: set[str] = set()
+        self._parked: dict[str, JsonObject] = {}
+        """What came in of a job while it was being written."""
 
     def get(self, uid: str) -> Job | None:
         """A job; None: it is gone, or cannot be read."""
@@ -46,6 +50,9 @@ class JobCache:
     def put(self, raw: JsonObject) -> None:
         """Take the newest state of a job; an older one, or the echo of our own write, changes nothing."""
         metadata = raw["metadata"]
+        if metadata["uid"] in self._writing:
+            self._parked[metadata["uid"]] = raw
+            return
         if not self._is_news(metadata["uid"], metadata["resourceVersion"]):
             return
         try:
@@ -59,6 +66,18 @@ class JobCache:
         self._jobs[job.uid] = job
         self._changed(job.uid)
 
+    @contextlib.contextmanager
+    def writing(self, uid: str) -> Iterator[None]:
+        """While a job is written: the echo may be here before the answer is, and is to be known as such."""
+        self._writing.add(uid)
+        try:
+            yield
+        finally:
+            self._writing.discard(uid)
+            parked = self._parked.pop(uid, None)
+            if parked is not None:
+                self.put(parked)
+
     def put_own(self, raw: JsonObject) -> None:
         """Take the answer to our own write."""
         metadata = raw["metadata"]
@@ -68,6 +87,7 @@ class JobCache:
     def remove(self, uid: str) -> None:
         """The job is gone."""
         self._unread.pop(uid, None)
+        self._parked.pop(uid, None)
         if self._jobs.pop(uid, None) is not None:
             self._changed(uid)
 

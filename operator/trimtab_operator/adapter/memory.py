@@ -19,13 +19,20 @@ class JobMemory:
     """Access modes of the claims that the job's volumes name."""
     claims_generation: int = -1
     """Of the spec that they were looked up for."""
-    refused: str = ""
+    refused_pod: str = ""
     """Why the API server last refused to create a pod."""
+    refused_child: str = ""
+    """Why it last refused another object."""
     children: Hashable = None
     """What the children were applied for last."""
     children_at: float = 0.0
     pods_measured: bool = False
     """Whether the time to its first pods is known."""
+
+    @property
+    def refused(self) -> str:
+        """Why the API server does not let the job have what it needs; empty: it does."""
+        return self.refused_pod or self.refused_child
 
 
 class Memories:

@@ -31,7 +31,6 @@ _PENDING = (
 _SUSPENDS = (Reason.SUSPEND_REQUESTED, Reason.RESUMED)
 _WARNINGS = {
     (ConditionType.VALIDATED, "False"),
-    (ConditionType.ADMITTED, "False"),
     (ConditionType.DEGRADED, "True"),
     (ConditionType.METRICS_HEALTHY, "False"),
     (ConditionType.FAILED, "True"),
@@ -91,7 +90,7 @@ def _say_all(draft: Draft, outlook: Outlook, old: dict[str, Condition]) -> dict[
 
 
 def _at_rest(outlook: Outlook) -> Say | None:
-    """What Admitted, WorkersReady and Running say of a job without pods; None: it has some."""
+    """What most conditions say of a job without pods; None: it has some, or may have."""
     match outlook.stage:
         case Stage.INVALID:
             assert outlook.validated is not None
@@ -106,12 +105,12 @@ def _at_rest(outlook: Outlook) -> Say | None:
 
 
 def _admitted(draft: Draft, outlook: Outlook, old: dict[str, Condition]) -> Say:
+    before = old.get(ConditionType.ADMITTED)
+    if outlook.stage in (Stage.STOPPING, Stage.COMPLETE, Stage.FAILED):
+        return _keep(before, Say("True", Reason.NO_QUEUE))
     rest = _at_rest(outlook)
     if rest is not None:
         return rest
-    before = old.get(ConditionType.ADMITTED)
-    if outlook.stage is Stage.STOPPING:
-        return _keep(before, Say("True", Reason.NO_QUEUE))
     if draft.observed.refused:
         return Say("False", Reason.WAITING_FOR_QUOTA, draft.observed.refused)
     if before is not None and before.reason == Reason.WAITING_FOR_QUOTA and _lacks_pods(outlook.units):
@@ -390,7 +389,7 @@ def _initial(kind: str) -> str:
 
 
 def _event(condition: Condition) -> Event:
-    warns = (condition.type, condition.status) in _WARNINGS
+    warns = (condition.type, condition.status) in _WARNINGS or condition.reason == Reason.WAITING_FOR_QUOTA
     words = condition.message or sentence(condition.reason)
     return Event(
         type="Warning" if warns else "Normal",

@@ -23,6 +23,7 @@ from trimtab_operator.reconcile.finishing import after_end, is_finished
 from trimtab_operator.reconcile.metrics import numbers_of, settle
 from trimtab_operator.reconcile.outlook import Outlook, Stage
 from trimtab_operator.reconcile.plan import force_delete
+from trimtab_operator.reconcile.progress import of_attempt
 from trimtab_operator.reconcile.spec import is_ours
 
 _RESTING = (Stage.HELD, Stage.INVALID, Stage.COMPLETE, Stage.FAILED)
@@ -60,16 +61,16 @@ def _status_of(draft: Draft, outlook: Outlook) -> JobStatus:
         draft.update(observed_generation=draft.job.generation)
     if outlook.stage is Stage.AS_IT_WAS:
         return draft.status
-    progress = outlook.progress
-    if progress is not None:
-        draft.update(**numbers_of(progress, draft.status))
+    reported = of_attempt(draft)
+    if reported is not None:
+        draft.update(**numbers_of(reported, draft.status))
     if outlook.stage in _RESTING:
         draft.update(
             roles=tuple(role.model_copy(update={"replicas": 0, "ready": 0}) for role in draft.status.roles)
         )
     conditions = conditions_of(draft, outlook)
     phase = phase_of(conditions)
-    activity = "" if progress is None else progress.activity
+    activity = "" if outlook.progress is None else outlook.progress.activity
     message = message_of(phase, conditions, draft.status, activity)
     draft.update(conditions=conditions, phase=phase.value, message=message)
     return draft.status

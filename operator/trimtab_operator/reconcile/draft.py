@@ -38,7 +38,9 @@ class Draft:
 
     def update(self, **fields: Any) -> None:
         """Change fields of the status."""
-        self.status = self.status.model_copy(update=fields)
+        new = {name: value for name, value in fields.items() if getattr(self.status, name) is not value}
+        if new:
+            self.status = self.status.model_copy(update=new)
 
     def act(self, action: Action) -> None:
         """Have something done once the status is written."""

@@ -9,7 +9,7 @@ nothing  the unit goes on, or its end is as it should be
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import IntEnum
 
 from trimtab.api.conditions import Reason
@@ -21,6 +21,8 @@ from trimtab_operator.reconcile.units import Survey, Unit, ended_well, has_ended
 
 LEFT_GRACE_S = 30.0
 """In which the coordinator ends after it told its workers to leave; one that still runs then misses them."""
+UNHEARD_S = 30.0
+"""A coordinator that has not answered for so long is taken to be away."""
 OOM_KILLED = "OOMKilled"
 NODE_GONE = "ContainerStatusUnknown"
 """The kubelet's word for a container that it lost sight of, as after the node's restart."""
@@ -75,6 +77,8 @@ class Circumstances:
     gang_waits: bool
     """Whether pods that the job cannot do without have no node."""
     registration_s: float
+    heard: datetime | None
+    """When the coordinator last answered; None: not since it was made, or since the operator was."""
 
 
 def judge(unit: Unit, around: Circumstances) -> Verdict | None:
@@ -139,9 +143,14 @@ def _of_success(unit: Unit, pod: Pod, around: Circumstances) -> Verdict | None:
 
 
 def _coordinator_was_away(pod: Pod, around: Circumstances) -> bool:
-    """Whether there was another coordinator, or none, in the pod's life."""
-    coordinator = around.units.coordinator
-    return not coordinator.is_up or any(other.created > pod.created for other in coordinator.pods.values())
+    """Whether there was none, another one, or one that did not answer the operator either."""
+    coordinator, heard = around.units.coordinator, around.heard
+    return (
+        not coordinator.is_up
+        or any(other.created > pod.created for other in coordinator.pods.values())
+        or heard is None
+        or heard < _when(pod) - timedelta(seconds=UNHEARD_S)
+    )
 
 
 def waited_in_vain(pod: Pod, around: Circumstances) -> bool:

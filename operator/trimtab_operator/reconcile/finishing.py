@@ -51,8 +51,7 @@ def _finish(draft: Draft, stage: Stage, reason: Reason, message: str, final: Pro
         stop=None,
         rollout_replicas=0,
     )
-    if draft.observed.pods:
-        draft.clock.soon(LEAVE_S)
+    draft.clock.soon(LEAVE_S)
     return Outlook(stage=stage, end=Say("True", reason, message), progress=final)
 
 

@@ -103,16 +103,14 @@ def create_pods(draft: Draft, units: Survey, resolved: Resolved) -> None:
     """Ask for the pods that are missing, where nothing stands against it."""
     for unit in units.wanted:
         if unit.missing and _may_create(draft, unit):
-            first = unit.state.created is None
             unit.change(created=draft.clock.now, not_before=None)
+            draft.clock.soon(ASK_AGAIN_S)
             for node in unit.missing:
                 draft.act(
                     CreatePod(
                         plan=_plan(draft, unit, node), resolved=resolved, exclusive=_exclusive(draft, unit)
                     )
                 )
-            if first:
-                draft.update(pending_since=draft.status.pending_since or draft.clock.now)
 
 
 def _may_create(draft: Draft, unit: Unit) -> bool:
@@ -159,6 +157,25 @@ def delete_outdated(draft: Draft, units: Survey) -> None:
             draft.delete(pod, why)
     for pod in units.stray:
         draft.delete(pod, "of an earlier start of the job")
+
+
+def gang_waits(units: Survey, live: Live) -> bool:
+    """Whether pods that the job cannot do without have no node: those that have one hold it for nothing."""
+    if units.coordinator.waits or units.actor.waits:
+        return True
+    least = {ROLLOUT: live.min_rollout_replicas, REWARD: live.min_reward_replicas}
+    return any(sum(not unit.waits for unit in units.of_role(role)) < count for role, count in least.items())
+
+
+def note_waiting(draft: Draft, units: Survey, live: Live) -> None:
+    """Remember since when the job waits for nodes."""
+    if not gang_waits(units, live):
+        draft.update(pending_since=None)
+        return
+    since = draft.status.pending_since or draft.clock.now
+    draft.update(pending_since=since)
+    if live.pending_deadline_s is not None:
+        draft.clock.been(live.pending_deadline_s, since)
 
 
 def force_delete(draft: Draft) -> None:

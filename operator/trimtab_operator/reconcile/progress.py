@@ -10,7 +10,7 @@ from trimtab_operator.reconcile.units import COORDINATOR_UNIT
 
 def present(draft: Draft) -> Progress | None:
     """What the coordinator that should be there has said since it was made; None: nothing yet."""
-    progress, unit = _of_attempt(draft), _coordinator(draft)
+    progress, unit = of_attempt(draft), _coordinator(draft)
     if progress is None or unit is None or unit.created is None or progress.received < unit.created:
         return None
     return progress if progress.incarnation in (None, unit.incarnation) else None
@@ -18,7 +18,7 @@ def present(draft: Draft) -> Progress | None:
 
 def final_word(draft: Draft) -> Progress | None:
     """How the coordinator ended the job. One that was replaced meanwhile is believed a Complete alone."""
-    progress, unit = _of_attempt(draft), _coordinator(draft)
+    progress, unit = of_attempt(draft), _coordinator(draft)
     if progress is None or not progress.final or unit is None:
         return None
     if progress.phase == Phase.COMPLETE or progress.incarnation in (None, unit.incarnation):
@@ -37,7 +37,8 @@ def coordinator_pod(draft: Draft) -> Pod | None:
     )
 
 
-def _of_attempt(draft: Draft) -> Progress | None:
+def of_attempt(draft: Draft) -> Progress | None:
+    """What any coordinator of this start has said last."""
     progress = draft.observed.progress
     return progress if progress is not None and progress.attempt == draft.status.attempt else None
 

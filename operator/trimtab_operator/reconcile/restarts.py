@@ -11,6 +11,7 @@ from trimtab_operator.model.resolved import Settings
 from trimtab_operator.reconcile.draft import Draft
 from trimtab_operator.reconcile.failures import Severity, Verdict
 from trimtab_operator.reconcile.plan import ASK_AGAIN_S
+from trimtab_operator.reconcile.progress import of_attempt
 from trimtab_operator.reconcile.units import Survey, Unit
 
 MAX_REASON = 500
@@ -72,9 +73,8 @@ def pause_s(failures: int, settings: Settings) -> float:
 
 def newest_step(draft: Draft) -> int:
     """Steps done, as far as known."""
-    progress = draft.observed.progress
-    known = progress.step if progress is not None and progress.attempt == draft.status.attempt else 0
-    return max(draft.status.step, known)
+    progress = of_attempt(draft)
+    return max(draft.status.step, 0 if progress is None else progress.step)
 
 
 def give_back(draft: Draft, units: Survey) -> None:

@@ -6,7 +6,6 @@ from trimtab.api import JobError
 from trimtab.api.conditions import Phase, Reason
 from trimtab_operator.builders.resolve import resolve
 from trimtab_operator.builders.roles import resolved_role
-from trimtab_operator.constants import REWARD, ROLLOUT
 from trimtab_operator.model.actions import CreateResolved
 from trimtab_operator.model.observed import Pod, Progress
 from trimtab_operator.model.resolved import Resolved
@@ -21,7 +20,16 @@ from trimtab_operator.reconcile.failures import (
 )
 from trimtab_operator.reconcile.finishing import end_by, fail
 from trimtab_operator.reconcile.outlook import Outlook, Say, Stage
-from trimtab_operator.reconcile.plan import children, groups_of, note_seen, note_sizes, resize, scale
+from trimtab_operator.reconcile.plan import (
+    children,
+    gang_waits,
+    groups_of,
+    note_seen,
+    note_sizes,
+    note_waiting,
+    resize,
+    scale,
+)
 from trimtab_operator.reconcile.progress import final_word, present
 from trimtab_operator.reconcile.restarts import charge, give_back, grant_wishes, pause_s, restart_for
 from trimtab_operator.reconcile.spec import Live, Reading, invalid_edit, live_fields, read_spec
@@ -30,6 +38,7 @@ from trimtab_operator.reconcile.starting import (
     create_and_delete,
     release,
     release_pause_s,
+    state_of,
     wants_suspend,
 )
 from trimtab_operator.reconcile.stopping import begin_stop
@@ -70,6 +79,7 @@ def _read_again(draft: Draft, reading: Reading) -> Outlook:
 
 
 def _run(draft: Draft, resolved: Resolved, live: Live, reading: Reading, final: Progress | None) -> Outlook:
+    draft.update(resolved=state_of(resolved, draft.status.resolved))
     groups = groups_of(resolved, live)
     scale(draft, groups)
     units = survey(draft.status, groups, draft.observed.pods)
@@ -89,6 +99,7 @@ def _run(draft: Draft, resolved: Resolved, live: Live, reading: Reading, final: 
         return released
     note_seen(units)
     create_and_delete(draft, units, resolved)
+    note_waiting(draft, units, live)
     note_sizes(draft, units, resolved, progress)
     return Outlook(
         stage=Stage.ACTIVE,
@@ -108,11 +119,13 @@ def _end_or_restart(
     draft: Draft, units: Survey, resolved: Resolved, live: Live, final: Progress | None
 ) -> Outlook | None:
     """Judge every unit; the job's end, or None after those that need it were given their next incarnation."""
+    progress = present(draft)
     around = Circumstances(
         clock=draft.clock,
         units=units,
         gang_waits=gang_waits(units, live),
         registration_s=resolved.resolved_job.job.spec.deadlines.registration_seconds,
+        heard=None if progress is None else progress.received,
     )
     if final is not None and final.phase == Phase.STOPPED:
         return _again(draft, resolved, live)
@@ -149,23 +162,12 @@ def _again(draft: Draft, resolved: Resolved, live: Live) -> Outlook:
     return release(draft, resolved, live, pause_s=pause)
 
 
-def gang_waits(units: Survey, live: Live) -> bool:
-    """Whether pods that the job cannot do without have no node: those that have one hold it for nothing."""
-    if units.coordinator.waits or units.actor.waits:
-        return True
-    least = {ROLLOUT: live.min_rollout_replicas, REWARD: live.min_reward_replicas}
-    return any(sum(not unit.waits for unit in units.of_role(role)) < count for role, count in least.items())
-
-
 def _pending(draft: Draft, units: Survey, resolved: Resolved, live: Live) -> Outlook | None:
     """Release all pods where some wait for a node for too long; None: they may wait on."""
-    if not gang_waits(units, live):
-        draft.update(pending_since=None)
+    since, limit_s = draft.status.pending_since, live.pending_deadline_s
+    if since is None or limit_s is None or not gang_waits(units, live):
         return None
-    since = draft.status.pending_since or draft.clock.now
-    draft.update(pending_since=since)
-    limit_s = live.pending_deadline_s
-    if limit_s is None or not draft.clock.been(limit_s, since):
+    if not draft.clock.been(limit_s, since):
         return None
     pause = release_pause_s(draft, limit_s)
     draft.tell(

@@ -26,6 +26,7 @@ from trimtab_operator.reconcile.plan import (
     groups_of,
     new_ledger,
     note_sizes,
+    note_waiting,
 )
 from trimtab_operator.reconcile.spec import Live, Reading, read_spec
 from trimtab_operator.reconcile.units import Survey, survey
@@ -84,11 +85,7 @@ def begin(draft: Draft, resolved: Resolved, live: Live, *, starts: int, pause_s:
     draft.update(
         starts=starts,
         attempt=resolved.attempt,
-        resolved=ResolvedState(
-            name=resolved.name,
-            generation=resolved.generation,
-            identity=resolved.resolved_job.training_identity,
-        ),
+        resolved=state_of(resolved),
         units=new_ledger(groups),
         stop=None,
         pending_since=None,
@@ -99,8 +96,17 @@ def begin(draft: Draft, resolved: Resolved, live: Live, *, starts: int, pause_s:
     draft.act(children(resolved, live))
     units = survey(draft.status, groups, draft.observed.pods)
     create_and_delete(draft, units, resolved)
+    note_waiting(draft, units, live)
     note_sizes(draft, units, resolved, None)
     return Outlook(stage=Stage.ACTIVE, validated=ACCEPTED, units=units, live=live)
+
+
+def state_of(resolved: Resolved, before: ResolvedState | None = None) -> ResolvedState:
+    """What the status says of the resolved spec; the stored one counts, whoever stored it."""
+    identity = resolved.resolved_job.training_identity
+    if before is not None and (before.generation, before.identity) == (resolved.generation, identity):
+        return before
+    return ResolvedState(name=resolved.name, generation=resolved.generation, identity=identity)
 
 
 def create_and_delete(draft: Draft, units: Survey, resolved: Resolved) -> None:

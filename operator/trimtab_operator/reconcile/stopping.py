@@ -5,7 +5,9 @@
 Begun, a stop is gone through with: a job that is to run again meanwhile is resumed when it is done.
 """
 
-from trimtab.api.conditions import Phase
+from datetime import datetime, timedelta
+
+from trimtab.api.conditions import Phase, Reason
 from trimtab.api.status import StopState
 from trimtab_operator.model.actions import StopTraining
 from trimtab_operator.model.observed import Pod, Progress
@@ -36,7 +38,7 @@ def go_on(draft: Draft) -> Outlook:
     stop = draft.status.stop
     assert stop is not None
     final = final_word(draft)
-    if final is not None and final.phase != Phase.STOPPED and not stop.done:
+    if final is not None and not stop.done and _is_the_end(final):
         return end_by(draft, final)
     if stop.saved is None:
         saved = _outcome(draft, stop, final)
@@ -54,26 +56,34 @@ def go_on(draft: Draft) -> Outlook:
     return held(draft, reading) if wants_suspend(draft, reading) else start(draft, reading)
 
 
+def _is_the_end(final: Progress) -> bool:
+    """Whether the job ended by itself meanwhile. A wait that was too long can be tried again."""
+    return final.phase == Phase.COMPLETE or (
+        final.phase == Phase.FAILED and final.reason != Reason.DEADLINE_EXCEEDED
+    )
+
+
 def _outcome(draft: Draft, stop: StopState, final: Progress | None) -> bool | None:
     """Whether a checkpoint was written; None: the coordinator is still at it."""
-    if final is not None:
+    if final is not None and final.phase == Phase.STOPPED:
         return True
     pod = coordinator_pod(draft)
     if pod is None or has_ended(pod) or pod.phase == "Pending":
         return False
-    if draft.clock.been(_limit_s(draft, stop), stop.since):
+    if draft.clock.passed(_give_up_at(draft, stop)):
         return False
     if pod.deleted is None:
         _ask(draft, pod)
     return None
 
 
-def _limit_s(draft: Draft, stop: StopState) -> float:
-    """How long the coordinator may take; one that has not answered since gets no time for a checkpoint."""
+def _give_up_at(draft: Draft, stop: StopState) -> datetime:
+    """When the coordinator has had its time: for the checkpoint too, as long as it answers."""
     grace_s, checkpoint_s = _deadlines(draft)
     progress = present(draft)
-    answers = progress is not None and progress.received >= stop.since
-    return grace_s + MARGIN_S + (checkpoint_s if answers else 0.0)
+    answered = stop.since if progress is None else max(stop.since, progress.received)
+    soon = timedelta(seconds=grace_s + MARGIN_S)
+    return min(answered + soon, stop.since + soon + timedelta(seconds=checkpoint_s))
 
 
 def _deadlines(draft: Draft) -> tuple[float, float]:

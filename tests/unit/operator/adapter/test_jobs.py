@@ -75,6 +75,19 @@ def test_echo_of_an_own_write_costs_nothing_and_a_change_of_others_does(
     assert changed == ["a", "a"]
 
 
+def test_echo_that_is_faster_than_the_answer_costs_nothing(cache: JobCache, changed: list[str]) -> None:
+    cache.put(job("a", 1))
+    with cache.writing("a"):
+        cache.put(job("a", 2, step=7))
+        cache.put_own(job("a", 2, step=7))
+    assert changed == ["a"]
+    with cache.writing("a"):
+        cache.put_own(job("a", 3, step=8))
+        cache.put(job("a", 4, step=8))  # of somebody else
+    assert changed == ["a", "a"]
+    assert cache.get("a").resource_version == "4"
+
+
 def test_removed_job_is_told_once(cache: JobCache, changed: list[str]) -> None:
     cache.put(job("a", 1))
     cache.remove("a")
