@@ -3,7 +3,6 @@
 import json
 import threading
 
-import pytest
 from tests.cluster.jobs import ROLES, Job, Space, paced_job
 from tests.cluster.kube import Kube, Manifest, until
 from tests.cluster.release import Faults, Operator
@@ -45,25 +44,24 @@ def node_of(job: Job, role: str) -> str:
     return str(job.pods(role)[0]["spec"].get("nodeName", ""))
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_killed_container_is_replaced(space: Space, role: str):
-    job = space.start(paced_job("killed", pause_s=0.15))
-    job.until_step(3)
-    pod = job.running_pod(role)
-    space.kube.exec(pod, "python", "-c", KILL_RANK, container="trimtab")
-    job.until(lambda: job.restarts(role) >= 1, f"the {role} is started again")
-    job.is_complete_and_whole()
-    assert job.status()["restarts"] >= 1
+def test_killed_containers_are_replaced_one_role_after_the_other(space: Space):
+    job = space.start(paced_job("killed", steps=24, pause_s=0.15))
+    for role in ROLES:
+        job.until_step(job.step() + 2)
+        space.kube.exec(job.running_pod(role), "python", "-c", KILL_RANK, container="trimtab")
+        job.until(lambda role=role: job.restarts(role) >= 1, f"the {role} is started again")
+        job.running_pod(role)
+    job.is_complete_and_whole(steps=24)
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_deleted_pod_is_replaced(space: Space, role: str):
-    job = space.start(paced_job("deleted", pause_s=0.15))
-    job.until_step(3)
-    pod = job.running_pod(role)
-    space.kube("delete", "pod", pod, "--wait=false")
-    job.until(lambda: job.restarts(role) >= 1, f"the {role} is started again")
-    job.is_complete_and_whole()
+def test_deleted_pods_are_replaced_one_role_after_the_other(space: Space):
+    job = space.start(paced_job("deleted", steps=24, pause_s=0.15))
+    for role in ROLES:
+        job.until_step(job.step() + 2)
+        space.kube("delete", "pod", job.running_pod(role), "--wait=false")
+        job.until(lambda role=role: job.restarts(role) >= 1, f"the {role} is started again")
+        job.running_pod(role)
+    job.is_complete_and_whole(steps=24)
     assert job.status()["budget"]["used"] == 0, "a deleted pod is no failure of the job's"
 
 

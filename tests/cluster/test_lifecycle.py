@@ -3,14 +3,7 @@
 from tests.cluster.jobs import Job, Space, paced_job
 from tests.cluster.kube import owned_by, until
 
-CHILDREN = (
-    "pod",
-    "service",
-    "configmap",
-    "secret",
-    "networkpolicy",
-    "poddisruptionbudget",
-)
+CHILDREN = ("pod", "service", "configmap", "secret", "networkpolicy")
 
 
 def registered(job: Job, role: str) -> int:
@@ -33,6 +26,7 @@ def test_rollout_scaled_up_and_down_while_the_job_runs(space: Space):
     job.until(lambda: registered(job, "rollout") == 2, "two rollouts registered")
     assert job.status()["rolloutReplicas"] == 2
     assert before < {pod["metadata"]["uid"] for pod in job.pods()}, "nothing else was started again"
+    assert owned_by(space.kube.list("poddisruptionbudget"), job.uid) == [f"{job.name}-rollout"]
     step = job.step()
     job.until_step(min(step + 3, 15))
     space.kube("scale", "rltj", job.name, "--replicas=1")
