@@ -59,6 +59,8 @@ docs: setup ## Regenerate the reference pages
 	$(BIN)/python scripts/generate_reference.py
 	$(BIN)/python scripts/generate_metrics_page.py
 	$(BIN)/python scripts/generate_operator_page.py
+	$(BIN)/python scripts/generate_conditions.py
+	$(BIN)/python scripts/generate_chart_readme.py
 
 .PHONY: bench
 bench: setup ## Run the benchmarks one after the other (about an hour on two cores)

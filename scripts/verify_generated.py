@@ -16,8 +16,10 @@ GENERATORS = (
     "generate_metrics_page.py",
     "generate_crd.py",
     "generate_operator_page.py",
+    "generate_conditions.py",
+    "generate_chart_readme.py",
 )
-OUTPUT_FOLDERS = ("runtime/trimtab/v1", "docs", "charts/trimtab/files")
+OUTPUT_FOLDERS = ("runtime/trimtab/v1", "docs", "charts/trimtab")
 MAX_DIFF_LINES = 40
 
 
