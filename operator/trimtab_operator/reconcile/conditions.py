@@ -106,16 +106,18 @@ def _at_rest(outlook: Outlook) -> Say | None:
 
 def _admitted(draft: Draft, outlook: Outlook, old: dict[str, Condition]) -> Say:
     before = old.get(ConditionType.ADMITTED)
-    if outlook.stage in (Stage.STOPPING, Stage.COMPLETE, Stage.FAILED):
-        return _keep(before, Say("True", Reason.NO_QUEUE))
+    let_in = Say("True", Reason.NO_QUEUE)
+    if outlook.stage in (Stage.STOPPING, Stage.FAILED):
+        return _keep(before, let_in)
     rest = _at_rest(outlook)
     if rest is not None:
-        return rest
+        return let_in if outlook.stage is Stage.COMPLETE else rest
+    if not _lacks_pods(outlook.units):
+        return let_in
     if draft.observed.refused:
         return Say("False", Reason.WAITING_FOR_QUOTA, draft.observed.refused)
-    if before is not None and before.reason == Reason.WAITING_FOR_QUOTA and _lacks_pods(outlook.units):
-        return Say("False", Reason.WAITING_FOR_QUOTA, before.message)
-    return Say("True", Reason.NO_QUEUE)
+    waits = before is not None and before.reason == Reason.WAITING_FOR_QUOTA
+    return _keep(before, let_in) if waits else let_in
 
 
 def _lacks_pods(units: Survey | None) -> bool:
@@ -129,7 +131,8 @@ def _workers_ready(draft: Draft, outlook: Outlook, old: dict[str, Condition]) ->
     before = old.get(ConditionType.WORKERS_READY)
     units = outlook.units
     if units is None:  # stopping
-        return _keep(before, Say("False", Reason.STOP_REQUESTED))
+        stops = Say("False", Reason.STOP_REQUESTED)
+        return _keep(before, stops) if before is not None and before.status == "True" else stops
     if draft.status.release_until is not None:
         text = (
             f"all pods were released and are made again at {draft.status.release_until:%Y-%m-%d %H:%M:%S} UTC"

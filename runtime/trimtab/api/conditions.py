@@ -56,7 +56,7 @@ class Reason(_Named):
     # Validated
     ACCEPTED = "Accepted", "The spec is valid and was resolved."
     INVALID_SPEC = "InvalidSpec", "A field is wrong; the message names it, the value and what is allowed."
-    INVALID_EDIT = "InvalidEdit", "An edit was refused; the job runs on as it was resolved before."
+    INVALID_EDIT = "InvalidEdit", "An edit is not taken up; the job runs on as it was resolved before."
     STORAGE_NOT_SHARED = (
         "StorageNotShared",
         "Several pods must write the checkpoint volume, and it allows one node only.",

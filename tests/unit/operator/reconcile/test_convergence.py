@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.unit.operator.reconcile.world import Operator, World
+from tests.unit.operator.reconcile.page import off_the_page
+from tests.unit.operator.reconcile.world import SAID, Operator, World
 
 from trimtab.api.conditions import ConditionType
 from trimtab_operator.model.observed import Pod
@@ -188,6 +189,7 @@ class Job(RuleBasedStateMachine):
 
     def _judge(self, world: World) -> None:
         assert world.job is not None
+        assert not off_the_page(SAID)
         status = world.job.status
         if not is_finished(status):
             assert world.job.spec["suspend"] is True
@@ -211,6 +213,6 @@ class Job(RuleBasedStateMachine):
 
 
 Job.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestJob = Job.TestCase

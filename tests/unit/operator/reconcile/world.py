@@ -137,6 +137,8 @@ class World:
         """Roles whose image cannot be pulled."""
         self.silent = False
         """Whether no coordinator can be reached."""
+        self.metrics: dict[str, float] = {"critic/rewards/mean": 0.5, "actor/entropy": 1.0}
+        """Of every step."""
         self.hangs = False
         """Whether steps are begun and none is done."""
         self.created: dict[str, int] = {}
@@ -485,7 +487,7 @@ class World:
             step=self.training.step,
             total_steps=self.total,
             epoch=self.training.step / 10,
-            metrics={"critic/rewards/mean": 0.5, "actor/entropy": 1.0} if self.training.step else {},
+            metrics=self.metrics if self.training.step else {},
             ready=ready,
             desired=desired,
             minimum={
