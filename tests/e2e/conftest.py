@@ -60,6 +60,11 @@ def base_job(model: Path, data: Path) -> dict[str, Any]:
     }
 
 
+def _take_interrupts() -> None:
+    """Runs in the child: tests started in the background of a shell inherit an ignored SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Run:
     """One `trimtab run` in the background."""
 
@@ -77,7 +82,11 @@ class Run:
         ]
         self._output = job.with_suffix(".out").open("a+b")
         self.process = subprocess.Popen(
-            command, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_take_interrupts,
         )
 
     @property
