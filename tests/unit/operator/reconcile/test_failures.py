@@ -113,6 +113,16 @@ def test_pause_doubles_up_to_the_longest(failures, seconds):
     assert pause_s(failures, Operator(World()).settings) == seconds
 
 
+def test_unit_that_ends_at_once_waits_until_no_create_can_be_under_way(begun):
+    world, operator = begun(training__steps=400)
+    asked = world.now
+    world.tick(5)
+    world.tick(5)
+    world.evict(pod_of(world, "actor", 1))
+    operator.turn()
+    assert unit(world, "actor-0").not_before == asked + timedelta(seconds=20)
+
+
 def test_unit_starts_again_after_its_pause_and_not_before(stepping):
     world, operator = stepping()
     world.now += timedelta(seconds=60)

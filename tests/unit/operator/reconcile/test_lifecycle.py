@@ -526,7 +526,10 @@ def test_actor_is_not_started_beside_the_one_that_still_ends(stepping):
     pod = world.running("actor")[0]
     world.stop_node(pod.node_name)
     world.taint_dead_nodes()
-    run(world, operator, seconds=600)
+    for _ in range(120):
+        roles = [action.plan.role for action in actions(operator.turn(), CreatePod)]
+        assert "actor" not in roles
+        world.tick(5)
     assert not [p for p in world.pods.values() if p.role == "actor" and p.incarnation == 2]
     assert phase(world) == "Recovering"
     run(world, operator, seconds=400, until=lambda: phase(world) == "Running")
