@@ -40,7 +40,8 @@ CHANGES = """## What may change, and when
 
 An edit is judged by `spec.suspend` as it was before the edit. So a suspended job can be changed and resumed
 in one edit, and a running one is suspended first, in an edit of its own. Changes to a suspended job take
-effect when it resumes. An edit that is refused changes nothing.
+effect when it resumes. An edit that is refused changes nothing. A job that was never started, because its
+spec is refused (`Validated` is False) or it is held, is free to change, all but `spec.managedBy`.
 """
 
 WHEN: dict[When, str] = {

@@ -275,11 +275,18 @@ async def test_rule_of_the_name(crd, case):
     assert [(field, NAMED in text) for field, text in found] == ([] if accepted else [("metadata", True)])
 
 
-async def change(api, path: str, *, suspended: bool, beside: Data | None = None) -> str:
+async def begin(api) -> None:
+    """As the operator notes it: from now on not everything may change."""
+    await api.patch("RLTrainingJob", "test", {"status": {"starts": 1}}, subresource="status")
+
+
+async def change(api, path: str, *, suspended: bool, started: bool = True, beside: Data | None = None) -> str:
     """Create a job, change one part of it, and give the API server's refusal; empty: it accepts."""
     before, after = CHANGES[path]
     in_job, in_edit = BESIDE.get(path, ({}, {}))
     await api.create(job(merge(merge({"suspend": suspended}, in_job), nested(path, before))))
+    if started:
+        await begin(api)
     edit = merge(merge(nested(path, after), in_edit), beside or {})
     try:
         await api.patch("RLTrainingJob", "test", {"spec": edit})
@@ -313,6 +320,12 @@ async def test_change_of_a_suspended_job(crd, part):
     assert refusal == (f"spec.{part.path} never changes; {HINT}" if part.when == "never" else "")
 
 
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.path)
+async def test_change_of_a_job_that_was_never_started(crd, part):
+    refusal = await change(crd, part.path, suspended=False, started=False)
+    assert refusal == (f"spec.{part.path} never changes; {HINT}" if part.path == "managedBy" else "")
+
+
 async def test_suspended_job_is_changed_and_resumed_in_one_edit(crd):
     assert await change(crd, "training.optimizer", suspended=True, beside={"suspend": False}) == ""
 
@@ -331,6 +344,7 @@ async def test_refusal_names_every_field(crd):
 
 async def test_edit_that_writes_a_default_out_is_no_change(crd):
     await crd.create(job({}))
+    await begin(crd)
     await crd.patch("RLTrainingJob", "test", {"spec": {"seed": 0, "weightSync": {"timeoutSeconds": 300}}})
     found = await crd.get("RLTrainingJob", "test")
     assert found["metadata"]["generation"] == 1
@@ -338,10 +352,12 @@ async def test_edit_that_writes_a_default_out_is_no_change(crd):
 
 async def test_removing_what_was_set_is_a_change(crd):
     await crd.create(job({"code": {"configMap": {"name": "a"}}}))
+    await begin(crd)
     with pytest.raises(crd.Error, match=r"spec\.code changes only while"):
         await crd.patch("RLTrainingJob", "test", {"spec": {"code": None}})
 
 
 async def test_labels_and_annotations_change_freely(crd):
     await crd.create(job({}))
+    await begin(crd)
     await crd.patch("RLTrainingJob", "test", {"metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}}})

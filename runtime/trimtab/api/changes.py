@@ -1,7 +1,8 @@
 """Which fields of a job may change, and when: the CRD's rules, the operator and the docs ask here.
 
 A running job takes some changes as they come. Others need new pods, and are allowed while it is suspended.
-What makes the training this one and no other never changes: a checkpoint would not fit any more.
+What makes the training this one and no other never changes: a checkpoint would not fit any more. Before
+its first start, as long as its spec is refused or it is held, a job is free to change but for whose it is.
 """
 
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ ALWAYS = frozenset(
 )
 """Paths below `spec` that the operator reads anew at each look, of a running job too."""
 
+WHOSE = "managedBy"
+"""Says which controller the job belongs to."""
+
 NEVER = frozenset(
     {
         # what the training identity covers (resolve.training_identity)
@@ -43,8 +47,7 @@ NEVER = frozenset(
         "roles.actor.model",
         "roles.critic.model",
         "roles.reference.model",
-        # whose job it is
-        "managedBy",
+        WHOSE,
     }
 )
 """Paths below `spec` that stay as they were created."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from trimtab.api.algorithm import REFUSED_ROLES
 from trimtab.api.base import OneOf
-from trimtab.api.changes import When, parts
+from trimtab.api.changes import WHOSE, When, parts
 from trimtab.api.data import DataSource
 from trimtab.api.fields import fields_of, object_of, walk
 from trimtab.api.job import JobSpec, RLTrainingJob
@@ -58,7 +58,9 @@ def rules_of(model: type[BaseModel]) -> tuple[Rule, ...]:
     """The rules of an object, wherever in the job it is."""
     own = _OWN.get(model, ())
     if model is JobSpec:
-        own += (*_algorithm_rules(), _change_rule())
+        own += _algorithm_rules()
+    if model is RLTrainingJob:
+        own += (_change_rule(),)
     return ((_exactly_one(model), *own)) if issubclass(model, OneOf) else own
 
 
@@ -127,18 +129,21 @@ def _algorithm_rules() -> tuple[Rule, ...]:
 
 
 def _change_rule() -> Rule:
-    """What may change when, as one rule.
+    """What may change when, as one rule of the whole job, whose status says whether it was ever started.
 
     The API server asks it at each status write too, and evaluating it is most of the cost: every field that
     an expression names costs as much as the object has fields. So one comparison of all comes first.
     """
     never, suspended = _frozen_parts("never"), _frozen_parts("suspended")
+    new = "(!has(oldSelf.status) || !has(oldSelf.status.starts) || oldSelf.status.starts == 0)"
     return Rule(
-        f"self == oldSelf || ({_all_unchanged(never)} && (oldSelf.suspend || ({_all_unchanged(suspended)})))",
+        f"self.spec == oldSelf.spec || ({new} && {_unchanged([WHOSE])}) || ({_all_unchanged(never)}"
+        f" && (oldSelf.spec.suspend || ({_all_unchanged(suspended)})))",
         "some fields never change, and others only while spec.suspend is true",
+        field_path=".spec",
         reason="FieldValueForbidden",
         message_expression=(
-            f"{_changed(never, 'never changes')} + (oldSelf.suspend ? '' : "
+            f"{_changed(never, 'never changes')} + (oldSelf.spec.suspend ? '' : "
             f"{_changed(suspended, 'changes only while spec.suspend is true')})"
             " + 'set spec.suspend to true first, or make a new job where a field never changes'"
         ),
@@ -164,7 +169,7 @@ def _changed(paths: list[list[str]], text: str) -> str:
 def _unchanged(names: list[str]) -> str:
     """That a field of the spec is as it was. Optional types would be shorter, and of unbounded cost."""
     assert not CEL_RESERVED & set(names), f"{names} has a name that CEL reserves"
-    place = ""
+    place = ".spec"
     model: type[BaseModel] = JobSpec
     absent_at: list[str] = []
     for name in names:
