@@ -38,6 +38,12 @@ MAIN_CONTAINER: Final = "trimtab"
 CONTROL_PORT: Final = 7070
 """The coordinator's gRPC port. The processes choose all other ports, and tell them at registration."""
 
+METRICS_PORT: Final = 7071
+"""Where the first rank of a pod serves its gauges, its other ranks on the ports after it.
+
+Not on the host's network, where pods would meet: there the processes choose.
+"""
+
 JOB_MOUNT: Final = "/etc/trimtab/job"
 JOB_FILE: Final = "job.json"
 """Key in the resolved ConfigMap and file under JOB_MOUNT: `trimtab.api.ResolvedJob` as JSON."""

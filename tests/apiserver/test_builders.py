@@ -14,11 +14,12 @@ from ruamel.yaml import YAML
 
 from trimtab_operator.builders.children import child_manifests
 from trimtab_operator.builders.config_map import resolved_manifest
-from trimtab_operator.builders.groups import pod_plans
+from trimtab_operator.builders.groups import pod_groups
 from trimtab_operator.builders.pods import pod_manifest
 from trimtab_operator.builders.resolve import resolve
 from trimtab_operator.model.actions import EnsureChildren
 from trimtab_operator.model.observed import Job
+from trimtab_operator.model.plan import PodPlan
 from trimtab_operator.model.resolved import Resolved, Settings
 
 Manifest = dict[str, Any]
@@ -180,12 +181,24 @@ async def accept(api: Any, resolved: Resolved) -> list[Manifest]:
     )
     for manifest in child_manifests(wanted, secret_data={"ca.crt": b"pem"}, scaled=("reward",)):
         await api.apply(manifest, dryRun="All")
-    plans = pod_plans(
-        resolved,
-        rollout_replicas=wanted.rollout_replicas,
-        reward_replicas=wanted.reward_replicas,
-        incarnations={},
+    groups = pod_groups(
+        resolved, rollout_replicas=wanted.rollout_replicas, reward_replicas=wanted.reward_replicas
     )
+    plans = [
+        PodPlan(
+            job=resolved.resolved_job.job.name,
+            job_uid=resolved.job_uid,
+            group=group.name,
+            role=group.roles[0],
+            replica=replica,
+            node=node,
+            incarnation=1,
+            attempt=resolved.attempt,
+        )
+        for group in groups
+        for replica in range(group.replicas)
+        for node in range(group.nodes)
+    ]
     return [await api.create(pod_manifest(plan, resolved), dryRun="All") for plan in plans]
 
 

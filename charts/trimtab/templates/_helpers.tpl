@@ -65,6 +65,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   "operatorLabels" (include "trimtab.selectorLabels" . | fromYaml)
   "clusterDomain" $d.clusterDomain
   "networkPolicy" $d.networkPolicy.enabled
+  "metricsFrom" $d.networkPolicy.metricsFrom
   "egress" $d.networkPolicy.egress
   "imagePullDeadlineS" ($d.imagePullDeadlineSeconds | int)
   "terminatingDeadlineS" ($d.terminatingDeadlineSeconds | int)

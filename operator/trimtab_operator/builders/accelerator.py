@@ -49,6 +49,11 @@ def pod_claims(spec: JobSpec, role: Role, *, job: str) -> list[dict[str, Any]]:
     return [{"name": CLAIM, "resourceClaimTemplateName": claim_template_name(job, role.name)}]
 
 
+def on_host_network(spec: JobSpec, role: Role) -> bool:
+    """Whether the role's pods share the network of their node."""
+    return spec.scheduling.rdma is not None and spec.scheduling.rdma.host_network and uses_rdma(spec, role)
+
+
 def uses_rdma(spec: JobSpec, role: Role) -> bool:
     """Whether the role's pods get the RDMA profile: those with GPUs."""
     return spec.scheduling.rdma is not None and role.gpus_per_node > 0

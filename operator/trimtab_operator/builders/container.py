@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from trimtab_operator.builders.accelerator import uses_rdma
+from trimtab_operator.builders.accelerator import on_host_network, uses_rdma
 from trimtab_operator.builders.code import CodeParts
 from trimtab_operator.builders.env import TERMINATION_LOG, role_env
 from trimtab_operator.builders.resources import container_resources
 from trimtab_operator.builders.roles import Role
 from trimtab_operator.builders.security import container_security_context
 from trimtab_operator.builders.volumes import mounts
-from trimtab_operator.constants import CONTROL_PORT, COORDINATOR, MAIN_CONTAINER
+from trimtab_operator.constants import CONTROL_PORT, COORDINATOR, MAIN_CONTAINER, METRICS_PORT
 from trimtab_operator.model.resolved import Resolved
 
 
@@ -29,6 +29,11 @@ def main_container(resolved: Resolved, role: Role, code: CodeParts) -> dict[str,
     }
     if role.defaults.image_pull_policy:
         container["imagePullPolicy"] = role.defaults.image_pull_policy
-    if role.name == COORDINATOR:
-        container["ports"] = [{"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"}]
+    ports = {"control": CONTROL_PORT} if role.name == COORDINATOR else {}
+    if not on_host_network(spec, role):
+        ports["metrics"] = METRICS_PORT
+    if ports:
+        container["ports"] = [
+            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
+        ]
     return container

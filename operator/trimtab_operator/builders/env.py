@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Final
 
+from trimtab_operator.builders.accelerator import on_host_network
 from trimtab_operator.builders.resources import container_resources
 from trimtab_operator.builders.roles import Role
 from trimtab_operator.builders.service import service_domain
@@ -17,6 +18,7 @@ from trimtab_operator.constants import (
     COORDINATOR,
     JOB_FILE,
     JOB_MOUNT,
+    METRICS_PORT,
     TLS_MOUNT,
 )
 from trimtab_operator.model.plan import PodPlan
@@ -63,6 +65,8 @@ def identity_env(plan: PodPlan, resolved: Resolved) -> list[EnvVar]:
 def role_env(resolved: Resolved, role: Role, *, python_path: str | None) -> list[EnvVar]:
     """All other variables, each name once."""
     built_in = _WRITABLE | {"PYTHONUNBUFFERED": "1"} | _devices(role)
+    if not on_host_network(resolved.resolved_job.job.spec, role):
+        built_in["TRIMTAB_METRICS_PORT"] = str(METRICS_PORT)
     threads = _threads(resolved, role)
     if threads is not None:
         built_in["OMP_NUM_THREADS"] = str(threads)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trimtab_operator.builders.accelerator import pod_claims, uses_rdma
+from trimtab_operator.builders.accelerator import on_host_network, pod_claims
 from trimtab_operator.builders.meta import selector
 from trimtab_operator.builders.roles import Role
 from trimtab_operator.constants import LABEL_ROLE
@@ -16,7 +16,7 @@ def scheduling(resolved: Resolved, role: Role) -> dict[str, Any]:
     secrets = dict.fromkeys([*settings.image_pull_secrets, *asked.image_pull_secrets])
     tolerations = [toleration.model_dump(mode="json", exclude_none=True) for toleration in asked.tolerations]
     spread = [item.model_dump(mode="json", by_alias=True) for item in asked.topology_spread_constraints]
-    host_network = asked.rdma is not None and asked.rdma.host_network and uses_rdma(job.spec, role)
+    host_network = on_host_network(job.spec, role)
     fields: dict[str, Any] = {
         "nodeSelector": defaults.node_selector | asked.node_selector,
         "tolerations": [*defaults.tolerations, *tolerations],

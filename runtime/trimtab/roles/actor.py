@@ -49,7 +49,7 @@ def run(env: WorkerEnvironment, job: ResolvedJob) -> int:
         env,
         job,
         store_port=0 if store is None else store.port,
-        metrics_port=start_metrics_server(address=env.host),
+        metrics_port=start_metrics_server(env.metrics_port, address=env.host),
     )
     link: ExperienceLink | None = None
     commands: ActorCommands | None = None

@@ -69,7 +69,7 @@ def rank_environments(env: PodEnvironment, job: ResolvedJob) -> list[WorkerEnvir
         nodes = roles.rollout.nodes
     return [
         WorkerEnvironment(
-            **vars(env),
+            **(vars(env) | {"metrics_port": env.metrics_port and env.metrics_port + local_rank}),
             rank=env.node * per_pod + local_rank,
             local_rank=local_rank,
             world_size=nodes * per_pod,

@@ -42,6 +42,9 @@ class PodEnvironment:
     """host:port of the control plane: the coordinator listens there, all others dial it."""
     host: str = "127.0.0.1"
     """Where this pod is reached for collectives."""
+    metrics_port: int = 0
+    """Where a rank serves its gauges: in a pod's own environment that of its first rank, the others beside
+    it; 0: any that is free."""
     termination_log: Path | None = None
     """File for the last error, read by whoever started the pod."""
     log_dir: Path | None = None
@@ -68,6 +71,7 @@ class PodEnvironment:
             "TRIMTAB_HOST": self.host,
         }
         optional = {
+            "TRIMTAB_METRICS_PORT": self.metrics_port or None,
             "TRIMTAB_TERMINATION_LOG": self.termination_log,
             "TRIMTAB_LOG_DIR": self.log_dir,
             "TRIMTAB_LAUNCHER_PID": self.launcher_pid,
@@ -146,6 +150,7 @@ def _pod_values(environ: Mapping[str, str]) -> dict[str, Any]:
         "coordinator": _text(environ, "TRIMTAB_COORDINATOR"),
         "host": host,
         "tls_dir": Path(tls_dir) if tls_dir else None,
+        "metrics_port": _number(environ, "TRIMTAB_METRICS_PORT") if "TRIMTAB_METRICS_PORT" in environ else 0,
         "termination_log": Path(termination_log) if termination_log else None,
         "log_dir": Path(log_dir) if log_dir else None,
         "launcher_pid": _number(environ, "TRIMTAB_LAUNCHER_PID")

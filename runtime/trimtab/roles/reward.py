@@ -60,7 +60,7 @@ async def _serve(env: WorkerEnvironment, job: ResolvedJob) -> int:
         problem = error
     # A worker takes one response at a time: more would wait here, while the coordinator's deadline runs.
     register = registration(
-        env, job, capacity=num_workers, metrics_port=start_metrics_server(address=env.host)
+        env, job, capacity=num_workers, metrics_port=start_metrics_server(env.metrics_port, address=env.host)
     )
     try:
         return await serve(env, job, register, partial(_RewardServer, pool), problem=problem)

@@ -67,7 +67,7 @@ async def _serve(env: WorkerEnvironment, job: ResolvedJob) -> int:
         job,
         capacity=engine.capacity if engine is not None else 0,
         weight_version=0,
-        metrics_port=start_metrics_server(address=env.host),
+        metrics_port=start_metrics_server(env.metrics_port, address=env.host),
     )
     # The places that the engine takes in a weight group: one per tensor-parallel worker.
     register.world_size = vllm.tensor_parallel_size if vllm is not None else 1

@@ -87,6 +87,15 @@ def test_rank_environments_of_an_actor_pod_are_its_share_of_the_world() -> None:
     assert [(r.rank, r.local_rank, r.world_size) for r in ranks] == [(2, 0, 4), (3, 1, 4)]
 
 
+def test_ranks_of_a_pod_serve_their_gauges_beside_each_other() -> None:
+    env = PodEnvironment.from_environ(POD | {"TRIMTAB_METRICS_PORT": "7071"})
+    job = resolved(actor={"nodes": 2, "gpusPerNode": 2})
+    ranks = rank_environments(env, job)
+    assert [WorkerEnvironment.from_environ(r.to_environ()).metrics_port for r in ranks] == [7071, 7072]
+    anywhere = rank_environments(PodEnvironment.from_environ(POD), job)
+    assert [WorkerEnvironment.from_environ(r.to_environ()).metrics_port for r in anywhere] == [0, 0]
+
+
 @pytest.mark.parametrize("role", ["coordinator", "rollout", "reward"])
 def test_rank_environments_of_other_roles_are_one(role: str) -> None:
     env = PodEnvironment.from_environ(POD | {"TRIMTAB_ROLE": role, "TRIMTAB_NODE": "0"})

@@ -100,7 +100,7 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
     control.take_sizes = coordinator.resize
     try:
         await server.start(f"{env.bind_host}:{env.coordinator.rpartition(':')[2]}")
-        endpoints.add(worker_key(env), env.host, start_metrics_server(address=env.host))
+        endpoints.add(worker_key(env), env.host, start_metrics_server(env.metrics_port, address=env.host))
         if env.in_pod:  # on a laptop the launcher has left it
             write_atomically(run_dir / ADDRESS_FILE, f"{env.coordinator}\n".encode())
         return await _to_the_end(coordinator, board, server, env, run_dir)

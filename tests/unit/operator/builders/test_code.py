@@ -11,9 +11,10 @@ import pytest
 
 from trimtab.api import JobError
 from trimtab_operator.builders.code import CLONE_SCRIPT, CodeParts, code_parts
-from trimtab_operator.builders.groups import pod_plans
 from trimtab_operator.builders.pods import pod_manifest
 from trimtab_operator.builders.roles import resolved_role
+from trimtab_operator.constants import ROLES
+from trimtab_operator.model.plan import PodPlan
 from trimtab_operator.model.resolved import Resolved
 
 Make = Callable[..., Resolved]
@@ -24,9 +25,11 @@ def parts(resolved: Resolved) -> CodeParts:
 
 
 def python_path(resolved: Resolved) -> str:
-    plans = pod_plans(resolved, rollout_replicas=1, reward_replicas=1, incarnations={})
     paths = set()
-    for plan in plans:
+    for role in ROLES:
+        plan = PodPlan(
+            job="sums", job_uid="u", group=role, role=role, replica=0, node=0, incarnation=1, attempt=1
+        )
         env = pod_manifest(plan, resolved)["spec"]["containers"][0]["env"]
         paths.add({variable["name"]: variable.get("value") for variable in env}.get("PYTHONPATH"))
     (path,) = paths

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from trimtab.roles.environment import PodEnvironment
-from trimtab_operator.builders.groups import pod_plans
+from trimtab_operator.builders.groups import pod_groups
 from trimtab_operator.builders.pods import pod_manifest
+from trimtab_operator.model.plan import PodPlan
 from trimtab_operator.model.resolved import Resolved
 
 Make = Callable[..., Resolved]
@@ -17,13 +18,31 @@ Make = Callable[..., Resolved]
 UID = "0f4e6c1a-3f5b-4b0e-9d52-1d6a3c1f7a10"
 
 
+def plans_of(
+    resolved: Resolved, *, rollouts: int, rewards: int, incarnations: Mapping[str, int]
+) -> list[PodPlan]:
+    """Every pod of the job; a unit that `incarnations` has not is at its first."""
+    groups = pod_groups(resolved, rollout_replicas=rollouts, reward_replicas=rewards)
+    return [
+        PodPlan(
+            job=resolved.resolved_job.job.name,
+            job_uid=resolved.job_uid,
+            group=group.name,
+            role=group.roles[0],
+            replica=replica,
+            node=node,
+            incarnation=incarnations.get(f"{group.name}-{replica}", 1),
+            attempt=resolved.attempt,
+        )
+        for group in groups
+        for replica in range(group.replicas)
+        for node in range(group.nodes)
+    ]
+
+
 def pods(resolved: Resolved, *, rollouts: int = 1, **incarnations: int) -> dict[str, dict[str, Any]]:
-    plans = pod_plans(
-        resolved,
-        rollout_replicas=rollouts,
-        reward_replicas=1,
-        incarnations={name.replace("_", "-"): number for name, number in incarnations.items()},
-    )
+    at = {name.replace("_", "-"): number for name, number in incarnations.items()}
+    plans = plans_of(resolved, rollouts=rollouts, rewards=1, incarnations=at)
     return {plan.hostname: pod_manifest(plan, resolved) for plan in plans}
 
 
@@ -86,6 +105,17 @@ def test_pod_tells_its_agent_who_it_is(make: Make) -> None:
     assert told.launcher_pid is None
     assert variables["TRIMTAB_TLS_DIR"] == "/etc/trimtab/tls"
     assert main(pods(make())["rollout-0-0"])["terminationMessagePath"] == "/dev/termination-log"
+
+
+def test_gauges_have_a_named_port_but_on_the_hosts_network(make: Make) -> None:
+    for pod in pods(make()).values():
+        ports = {port["name"]: port["containerPort"] for port in main(pod)["ports"]}
+        assert ports["metrics"] == int(env(pod)["TRIMTAB_METRICS_PORT"])
+    rdma = {"rdma": {"resources": {"rdma/hca": "1"}, "hostNetwork": True}}
+    shared = pods(make(roles__actor={"gpusPerNode": 8}, scheduling=rdma))["actor-0-0"]
+    assert shared["spec"]["hostNetwork"]
+    assert "ports" not in main(shared)
+    assert "TRIMTAB_METRICS_PORT" not in env(shared)
 
 
 def test_pod_of_another_cluster_domain_dials_that(make: Make) -> None:
