@@ -20,6 +20,8 @@ from trimtab.roles.environment import ACTOR
 from trimtab.testing.coordinator import PlayedCoordinator, start_worker
 from trimtab.v1 import control_pb2 as pb
 
+pytestmark = pytest.mark.slow
+
 WORKER = "actor-0/rank-0"
 TIMEOUT_S = 200.0
 

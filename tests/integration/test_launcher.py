@@ -195,6 +195,11 @@ class RecordingView:
         self.summary = summary
 
 
+def take_interrupts() -> None:
+    """Runs in the child: tests started in the background of a shell inherit an ignored SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Run:
     """A folder with a job and its scenario, and what came of it."""
 
@@ -236,7 +241,11 @@ class Run:
             f"agent_command={self.agent_command!r}))"
         )
         return subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=take_interrupts,
         )
 
     def starts(self) -> list[str]:

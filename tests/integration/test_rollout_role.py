@@ -19,6 +19,8 @@ from trimtab.local.run_dir import reserved_port
 from trimtab.testing.coordinator import PlayedCoordinator, start_worker
 from trimtab.v1 import control_pb2 as pb
 
+pytestmark = pytest.mark.slow
+
 _WORKER = "rollout-0/rank-0"
 _TIMEOUT_S = 240.0  # a busy machine takes minutes to import vLLM twice
 _SAMPLING = {"temperature": 0.8, "topP": 1.0, "topK": 0, "minP": 0.0, "stopTokenIds": []}

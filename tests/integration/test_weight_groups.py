@@ -17,6 +17,8 @@ from torch.distributed import PrefixStore, TCPStore
 from trimtab.comm.weights import TransferError, WeightGroup, WeightSender, build_manifest
 from trimtab.errors import DeadlineError
 
+pytestmark = pytest.mark.slow
+
 _SHAPES = [("embed", (64, 32)), ("layer.w", (128, 128)), ("layer.b", (128,)), ("head", (64, 32))]
 _BUCKET_BYTES = 20_000
 

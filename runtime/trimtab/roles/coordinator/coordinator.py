@@ -36,13 +36,14 @@ from trimtab.roles.coordinator.journal import Journal, Record
 from trimtab.roles.coordinator.membership import RECONNECT_GRACE_S, Member, Members, Sizes
 from trimtab.roles.coordinator.prepare import Prepared, prepare
 from trimtab.roles.coordinator.routing import route_messages
+from trimtab.roles.coordinator.samples import SampleKind, write_samples
 from trimtab.roles.coordinator.saving import CheckpointKeeper
 from trimtab.roles.coordinator.scoring import Scorer
 from trimtab.roles.coordinator.source import EpisodeSource, Generator, RequestSettings
 from trimtab.roles.coordinator.state import TrainingState
 from trimtab.roles.coordinator.status import StatusBoard
 from trimtab.roles.coordinator.step import StepContext
-from trimtab.roles.coordinator.step_metrics import episode_metrics, timing_metrics
+from trimtab.roles.coordinator.step_metrics import episode_metrics, rollout_metrics, timing_metrics
 from trimtab.roles.coordinator.validation import validate
 from trimtab.roles.coordinator.weights import WeightSync
 from trimtab.v1 import control_pb2 as pb
@@ -328,7 +329,7 @@ class Coordinator:
     async def _step(self) -> None:
         source, record = self._require(self._source), self._require(self._record)
         step = self._state.step + 1
-        source.settings = self._request_settings()
+        source.settings = RequestSettings.of(self.spec, self._state.rollout_changes)
         self._require(self._generator).progress = self._show_progress
         context = StepContext(
             record,
@@ -361,15 +362,15 @@ class Coordinator:
         ranks = self.members.desired.actor_ranks
         num_tokens = metrics["perf/total_num_tokens"]
         metrics |= timing_metrics(context.timings, step_s=step_s, num_tokens=num_tokens, num_ranks=ranks)
-        metrics |= self._rollout_health()
+        metrics |= rollout_metrics(self.rollouts.take_counts(), len(self.members.of_role("rollout")))
         prepared = self._require(self._prepared)
         prepared.sampler.ack(taken.leases)
         metrics["training/global_step"] = float(step)
         metrics["training/epoch"] = prepared.sampler.epoch_progress
         if self._keeper.last_save_s:
             metrics["timing_s/save_checkpoint"], self._keeper.last_save_s = self._keeper.last_save_s, 0.0
-        self._write_samples(step, taken.episodes, taken.samples, kind="train")
-        self._write_samples(step, taken.tally.failed_episodes, taken.samples, kind="train", scored=False)
+        self._write_samples(step, taken.episodes, taken.samples, "train")
+        self._write_samples(step, taken.tally.failed_episodes, taken.samples, "unscored")
         self._state = replace(
             self._state,
             num_tokens=self._state.num_tokens + int(num_tokens),
@@ -440,7 +441,7 @@ class Coordinator:
             dataset, self._require(self._generator), settings=settings, max_samples=validation.max_samples
         )
         samples = {sample.group_id: sample for sample, _ in result.episodes}
-        self._write_samples(step, [e for _, e in result.episodes], samples, kind="validation")
+        self._write_samples(step, [e for _, e in result.episodes], samples, "validation")
         self._state = replace(self._state, validated_step=step)
         return result.metrics
 
@@ -564,48 +565,19 @@ class Coordinator:
         self._journal.write(record)
         self._record = record
 
-    def _request_settings(self) -> RequestSettings:
-        sampling = self.spec.roles.rollout.sampling.model_dump(mode="json", by_alias=True)
-        changes = self._state.rollout_changes
-        names = {"temperature": "temperature", "top_p": "topP", "top_k": "topK"}
-        sampling |= {names[k]: (int(v) if k == "top_k" else v) for k, v in changes.items() if k in names}
-        max_tokens = int(changes.get("max_response_tokens", self.spec.training.max_response_tokens))
-        return RequestSettings(sampling=sampling, max_tokens=max_tokens)
-
     def _take_wishes(self) -> None:
         if self.wishes.rollout_changes and not self._resumed:
             changes, self.wishes.rollout_changes = self.wishes.rollout_changes, {}
             self._state = replace(self._state, rollout_changes={**self._state.rollout_changes, **changes})
             self._write_idle()
 
-    def _rollout_health(self) -> dict[str, float]:
-        counts = self.rollouts.take_counts()
-        return {
-            "rollout/success": 1.0 - counts.retried / max(1, counts.submitted),
-            "rollout/out_of_memory": float(counts.out_of_memory),
-            "rollout/retried": float(counts.retried),
-            "rollout/replicas_ready": float(len(self.members.of_role("rollout"))),
-        }
-
     def _write_samples(
-        self,
-        step: int,
-        episodes: Sequence[Episode],
-        samples: Mapping[str, Sample],
-        *,
-        kind: str,
-        scored: bool = True,
+        self, step: int, episodes: Sequence[Episode], samples: Mapping[str, Sample], kind: SampleKind
     ) -> None:
-        for episode in episodes[: self.spec.tracking.samples_per_step]:
-            self._writer.sample(
-                step,
-                prompt=samples[episode.group_id].prompt_text,
-                response=self._require(self._prepared).decode(episode.token_ids[episode.loss_mask].tolist()),
-                score=episode.score if scored else None,
-                finish_reason=episode.finish_reason,
-                rewards={reward.name: reward.value for reward in episode.rewards},
-                kind=kind,
-            )
+        some = episodes[: self.spec.tracking.samples_per_step]
+        write_samples(
+            self._writer, step, some, samples, kind=kind, decode=self._require(self._prepared).decode
+        )
 
     @property
     def _mid_update(self) -> bool:

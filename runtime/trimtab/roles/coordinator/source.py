@@ -7,11 +7,11 @@ and sample order, never in order of arrival, so that a step does not depend on w
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trimtab.api import ResolvedJob
+from trimtab.api import JobSpec, ResolvedJob
 from trimtab.data import Lease, LeasedSampler, PromptDataset
 from trimtab.episodes import Episode, Sample, single_turn
 from trimtab.errors import TrimtabError
@@ -31,6 +31,14 @@ class RequestSettings:
 
     sampling: dict[str, object]
     max_tokens: int
+
+    @classmethod
+    def of(cls, spec: JobSpec, changes: Mapping[str, float]) -> "RequestSettings":
+        """Those of training, with the changes that were asked for since."""
+        sampling = spec.roles.rollout.sampling.model_dump(mode="json", by_alias=True)
+        names = {"temperature": "temperature", "top_p": "topP", "top_k": "topK"}
+        sampling |= {names[k]: (int(v) if k == "top_k" else v) for k, v in changes.items() if k in names}
+        return cls(sampling, int(changes.get("max_response_tokens", spec.training.max_response_tokens)))
 
 
 @dataclass

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trimtab.episodes import Episode
+from trimtab.roles.coordinator.dispatch import Counts
 from trimtab.roles.coordinator.source import Taken
 
 
@@ -24,6 +25,16 @@ def reward_means(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
         for reward in episode.rewards:
             by_name.setdefault(reward.name, []).append(reward.value)
     return {f"{prefix}/{name}/mean": float(np.mean(values)) for name, values in by_name.items()}
+
+
+def rollout_metrics(counts: Counts, num_ready: int) -> dict[str, float]:
+    """How the requests since the last step went, and how many replicas are there."""
+    return {
+        "rollout/success": 1.0 - counts.retried / max(1, counts.submitted),
+        "rollout/out_of_memory": float(counts.out_of_memory),
+        "rollout/retried": float(counts.retried),
+        "rollout/replicas_ready": float(num_ready),
+    }
 
 
 def episode_metrics(taken: Taken, *, max_prompt_tokens: int, weight_version: int) -> dict[str, float]:
