@@ -7,7 +7,6 @@ one of the newest incarnation, while it runs.
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 from trimtab.api.conditions import Phase
 from trimtab_operator.adapter.final_word import read_final_word
@@ -24,6 +23,7 @@ from trimtab_operator.kube.resources import CLAIMS, CONFIG_MAPS
 from trimtab_operator.model.observed import Job, Observed, Progress
 from trimtab_operator.model.resolved import Resolved, Settings
 from trimtab_operator.reconcile.finishing import is_finished
+from trimtab_operator.reconcile.spec import read_spec
 from trimtab_operator.reconcile.units import has_ended
 
 
@@ -99,7 +99,7 @@ class Observer:
             return None
         if memory.claims is None or memory.claims_generation != job.generation:
             found: dict[str, tuple[str, ...]] = {}
-            for name in claim_names(job.spec):
+            for name in read_spec(job).claims:
                 try:
                     claim = await self._client.get(CLAIMS, job.namespace, name)
                 except NotFoundError:
@@ -107,15 +107,3 @@ class Observer:
                 found[name] = tuple(claim.get("spec", {}).get("accessModes") or ())
             memory.claims, memory.claims_generation = found, job.generation
         return memory.claims
-
-
-def claim_names(spec: Mapping[str, Any]) -> list[str]:
-    """The claims that a spec names, valid or not."""
-    volumes = spec.get("volumes")
-    sources = [
-        volume.get("persistentVolumeClaim")
-        for volume in (volumes if isinstance(volumes, list) else ())
-        if isinstance(volume, dict)
-    ]
-    names = [source.get("claimName") for source in sources if isinstance(source, dict)]
-    return list(dict.fromkeys(name for name in names if isinstance(name, str) and name))

@@ -14,8 +14,8 @@ def keep_freed_memory() -> bool:
     """Have freed memory used again instead of given back; False where this C library has no such setting.
 
     Large tensors would otherwise be mapped, zeroed by the kernel page by page and unmapped at each
-    operation, which on two cores takes a sixth of an update. The process stays as large as its largest
-    update has made it.
+    operation: 600,000 page faults in an update of SmolLM2-135M, none with this. The process stays as large
+    as its largest update has made it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
