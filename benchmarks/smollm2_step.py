@@ -87,7 +87,6 @@ def our_job(model: Path, prompts: Path, *, steps: int) -> dict[str, Any]:
                 "steps": steps,
                 "promptsPerStep": NUM_PROMPTS,
                 "maxResponseTokens": RESPONSE_TOKENS,
-                "maxTokensPerMicroBatch": 2048,
                 "gradientCheckpointing": False,
                 "optimizer": {"learningRate": LEARNING_RATE},
             },
