@@ -68,10 +68,10 @@ class Coordinator:
         wishes: Wishes,
         server: ControlServer,
         hub: ExperienceHub,
-        incarnation: int,
+        journal: Journal,
         arrival_s: float,
     ) -> None:
-        """`arrival_s` is how long a role may take until its workers are here."""
+        """`journal` is owned by this start; `arrival_s` is how long a role's workers may take to be here."""
         self.job = job
         self.spec = job.job.spec
         self.members = members
@@ -81,8 +81,7 @@ class Coordinator:
         self._hub = hub
         self._instance = instance
         self.run_dir = Path(job.run_dir)
-        self._journal = Journal(self.run_dir / "journal")
-        self._journal.take(attempt=job.attempt, incarnation=incarnation)
+        self._journal = journal
         self._record: Record | None = self._journal.read(attempt=job.attempt)
         sizes = self._journal.read_sizes(attempt=job.attempt)
         if sizes is not None:
@@ -248,6 +247,7 @@ class Coordinator:
         return await self.actor.init(checkpoint_path=checkpoint_path, total_steps=total_steps)
 
     async def _start_from_checkpoint(self) -> None:
+        self._resumed = False
         found = await asyncio.to_thread(self._keeper.find)
         highest = max(self.weights.version, self._record.weight_version if self._record else 0)
         state, path = TrainingState(), ""
@@ -541,6 +541,7 @@ class Coordinator:
         )
 
     def _load(self, state: TrainingState) -> None:
+        self._journal.check_owner()  # what was written of later steps is cut off below
         self._state = state
         sampler = self._require(self._prepared).sampler
         self._controller = kl_controller(self.job.job)

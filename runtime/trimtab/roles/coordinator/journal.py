@@ -13,8 +13,9 @@ beside it. A coordinator that starts again in the same attempt reads it and goes
 - idle: nothing is under way.
 
 It belongs to one process: a coordinator that was replaced because its machine seemed to be gone, and that is
-there after all, finds another owner at its next stage and ends (`SupersededError`). By its place in the
-journal, and not by its connections, is it decided who commands the actor.
+there after all, finds a later owner at its next stage and ends (`SupersededError`). One that starts late,
+after its successor, ends before it has written anything. By its place in the journal, and not by its
+connections, is it decided who commands the actor.
 
 Called on the coordinator's loop; a write takes about a millisecond (fsync included).
 """
@@ -89,24 +90,27 @@ class Journal:
 
     def take(self, *, attempt: int, incarnation: int) -> None:
         """Own the journal from now on; SupersededError where a later start has it already."""
-        mine = [attempt, incarnation]
+        self._owner = [attempt, incarnation]
+        self.check_owner()
+
+    def check_owner(self) -> None:
+        """SupersededError where a later start has taken the journal over.
+
+        An earlier one that looked for an owner just before this one was written may stand there instead: the
+        later keeps the journal all the same, and the earlier finds it at its next look.
+        """
+        if self._owner is None:
+            return
         found = self._found_owner()
-        if found > mine:
-            raise self._superseded(found)
-        write_atomically(self._owner_path, json.dumps(mine).encode())
-        self._owner = mine
+        if found > self._owner:
+            raise SupersededError(
+                f"attempt {found[0]}, incarnation {found[1]} of the coordinator has taken the journal over"
+            )
+        if found < self._owner:
+            write_atomically(self._owner_path, json.dumps(self._owner).encode())
 
     def _found_owner(self) -> list[int]:
         return json.loads(self._owner_path.read_text()) if self._owner_path.exists() else []
-
-    def _superseded(self, found: list[int]) -> SupersededError:
-        return SupersededError(
-            f"attempt {found[0]}, incarnation {found[1]} of the coordinator has taken the journal over"
-        )
-
-    def _check_owner(self) -> None:
-        if self._owner is not None and (found := self._found_owner()) != self._owner:
-            raise self._superseded(found)
 
     def read(self, *, attempt: int) -> Record | None:
         """The record of this attempt, if any: an older attempt's is not ours to go on from."""
@@ -123,7 +127,7 @@ class Journal:
 
     def write(self, record: Record) -> None:
         """Put the record on disk; returns when it is there."""
-        self._check_owner()
+        self.check_owner()
         write_atomically(self._record_path, json.dumps(asdict(record)).encode())
 
     def read_sizes(self, *, attempt: int) -> dict[str, int] | None:
@@ -136,7 +140,7 @@ class Journal:
 
     def write_sizes(self, sizes: Mapping[str, int], *, attempt: int) -> None:
         """Keep them: a coordinator that starts again must not send away whom this one asked for."""
-        self._check_owner()
+        self.check_owner()
         write_atomically(self._sizes_path, json.dumps({"attempt": attempt, "sizes": dict(sizes)}).encode())
 
     def batch_path(self, step: int) -> Path:
@@ -145,7 +149,7 @@ class Journal:
 
     def write_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Keep the step's episodes until the step after it is over."""
-        self._check_owner()
+        self.check_owner()
         path = self.batch_path(step)
         temporary = path.with_name(path.name + ".new")
         with temporary.open("wb") as file:

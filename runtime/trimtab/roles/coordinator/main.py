@@ -13,6 +13,7 @@ exit 0   complete, or stopped with a checkpoint
 """
 
 import asyncio
+import contextlib
 import errno
 import json
 import logging
@@ -21,6 +22,7 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from trimtab.api import ResolvedJob
@@ -33,7 +35,7 @@ from trimtab.observability.report import write_report
 from trimtab.roles.coordinator.control import JobControl, Wishes
 from trimtab.roles.coordinator.coordinator import Coordinator
 from trimtab.roles.coordinator.endpoints import MetricsEndpoints
-from trimtab.roles.coordinator.journal import SupersededError, write_atomically
+from trimtab.roles.coordinator.journal import Journal, SupersededError, write_atomically
 from trimtab.roles.coordinator.membership import Members, desired_members
 from trimtab.roles.coordinator.status import ENDED, StatusBoard
 from trimtab.roles.environment import ADDRESS_FILE, WorkerEnvironment
@@ -50,12 +52,15 @@ _CURABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 def run(env: WorkerEnvironment, job: ResolvedJob) -> int:
     """Run the job to its end; returns the exit code."""
-    return asyncio.run(_run(env, job))
+    with _curable_errors(Path(job.run_dir)):
+        return asyncio.run(_run(env, job))
 
 
 async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
     run_dir = Path(job.run_dir)
     _make(run_dir)
+    journal = Journal(run_dir / "journal")
+    journal.take(attempt=job.attempt, incarnation=env.incarnation)  # from here on all files here are ours
     instance = uuid.uuid4().hex[:8]
     members = Members(desired_members(job))
     board = StatusBoard(job, members, total_steps=job.job.spec.training.steps or 0)
@@ -94,7 +99,7 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
         wishes=wishes,
         server=server,
         hub=hub,
-        incarnation=env.incarnation,
+        journal=journal,
         arrival_s=_arrival_s(env, job),
     )
     control.take_sizes = coordinator.resize
@@ -103,11 +108,26 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
         endpoints.add(worker_key(env), env.host, start_metrics_server(env.metrics_port, address=env.host))
         if env.in_pod:  # on a laptop the launcher has left it
             write_atomically(run_dir / ADDRESS_FILE, f"{env.coordinator}\n".encode())
-        return await _to_the_end(coordinator, board, server, env, run_dir)
+        code = await _to_the_end(coordinator, board, server, env, run_dir)
+        endpoints.close()
+        return code
     finally:
         await server.close("the coordinator ends")
-        endpoints.close()
         hub.close()
+
+
+@contextlib.contextmanager
+def _curable_errors(run_dir: Path) -> Iterator[None]:
+    """Tell a disk that is full or may not be written as what it is; other errors of the system are bugs."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno not in _CURABLE:
+            raise
+        raise UserError(
+            f"cannot write {failure.filename or run_dir}: {failure.strerror}; free space or choose another "
+            "--run-dir (in a cluster: spec.storage)"
+        ) from failure
 
 
 def _make(run_dir: Path) -> None:
@@ -139,19 +159,12 @@ async def _to_the_end(
     started = time.monotonic()
     error: TrimtabError | None = None
     try:
-        phase = await coordinator.run()
+        with _curable_errors(run_dir):
+            phase = await coordinator.run()
     except SupersededError:
         raise  # the job is not over: its workers come to the one that has the journal
     except TrimtabError as failure:
         phase, error = Phase.FAILED, failure
-    except OSError as failure:
-        if failure.errno not in _CURABLE:
-            raise
-        where = failure.filename or run_dir
-        phase, error = (
-            Phase.FAILED,
-            UserError(f"cannot write {where}: {failure.strerror}; free space or choose another --run-dir"),
-        )
     await _end(board, phase, error, run_dir=run_dir, wall_s=time.monotonic() - started)
     if env.in_pod:
         if env.termination_log is not None:
@@ -176,7 +189,7 @@ async def _end(
         "step": board.step,
         "total_steps": board.total_steps,
         "wall_s": wall_s,
-        "metrics": {k: v for k, v in board.metrics.items() if v == v},
+        "metrics": {k: v for k, v in board.metrics.items() if math.isfinite(v)},
         "checkpoint": board.checkpoint[0],
         "model": str(run_dir / "model") if (run_dir / "model" / "config.json").exists() else "",
         "warnings": board.warnings,

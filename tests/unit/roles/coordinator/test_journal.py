@@ -80,3 +80,22 @@ def test_later_attempt_takes_the_journal_whatever_its_incarnation(tmp_path):
     Journal(tmp_path).take(attempt=2, incarnation=1)
     with pytest.raises(SupersededError):
         Journal(tmp_path).take(attempt=1, incarnation=8)
+
+
+def test_earlier_start_that_writes_itself_down_last_does_not_keep_the_journal(tmp_path):
+    old, new = Journal(tmp_path), Journal(tmp_path)
+    look = old._found_owner
+
+    def look_while_the_successor_takes_it():
+        found = look()
+        if not found:
+            new.take(attempt=1, incarnation=2)
+        return found
+
+    old._found_owner = look_while_the_successor_takes_it
+    old.take(attempt=1, incarnation=1)
+    record = Record(1, 1, "", "generating", {"step": 4})
+    new.write(record)
+    with pytest.raises(SupersededError, match="attempt 1, incarnation 2"):
+        old.write(advance(record, "updating"))
+    assert new.read(attempt=1) == record
