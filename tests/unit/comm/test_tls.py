@@ -22,6 +22,7 @@ from trimtab.comm.control import (
     ControlServer,
     CoordinatorLostError,
     JobControlClient,
+    WorkerKey,
     WorkerSession,
 )
 from trimtab.comm.experience import AsyncExperienceLink, ExperienceHub, Message
@@ -91,6 +92,11 @@ class Coordinator:
     tls: JobTls | None
     job: Job = field(default_factory=Job)
     joined: list[str] = field(default_factory=list)
+    somebody_joined: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def _note(self, worker: WorkerKey, register: pb.Register) -> None:
+        self.joined.append(str(worker))
+        self.somebody_joined.set()
 
     def __post_init__(self) -> None:
         self.server = ControlServer(
@@ -101,7 +107,7 @@ class Coordinator:
             experience_address="tcp://127.0.0.1:1",
             coordinator_instance="first",
             admit=lambda register: None,
-            on_join=lambda worker, register: self.joined.append(str(worker)),
+            on_join=self._note,
             on_leave=lambda worker, reason: None,
             on_failed=lambda worker, message, kind: None,
             job_control=self.job,
@@ -149,6 +155,31 @@ async def answer_one_command(made: Coordinator, session: WorkerSession) -> pb.Co
     command = await asyncio.to_thread(lambda: next(session.commands()))
     session.reply(pb.CommandResult(key=command.key, ok=True))
     return await calling
+
+
+async def test_worker_whose_certificates_cannot_be_read_says_so_at_once(tls_mount: Mount) -> None:
+    mount = tls_mount(WORKER)
+    (mount.path / "..data" / "worker.crt").unlink()
+    session = WorkerSession(register(), "127.0.0.1:1", dial_timeout_s=60, tls=JobTls(mount.path, WORKER))
+    with pytest.raises(UserError, match=r"TRIMTAB_TLS_DIR: .*worker.crt cannot be read"):
+        async with asyncio.timeout(10):
+            await asyncio.to_thread(session.start)
+
+
+async def test_worker_dials_again_once_its_certificates_can_be_read_again(tls_mount: Mount) -> None:
+    server_tls, mount = JobTls(tls_mount(COORDINATOR).path, COORDINATOR), tls_mount(WORKER)
+    async with coordinator(server_tls) as (made, address):
+        session = WorkerSession(register(), address, dial_timeout_s=20, tls=JobTls(mount.path, WORKER))
+        await asyncio.to_thread(session.start)
+        files = {path.name: path.read_bytes() for path in mount.path.glob("[!.]*")}
+        mount.write({name: content for name, content in files.items() if name != "worker.crt"})
+        made.somebody_joined.clear()
+        made.server._connections[next(iter(made.server.workers())).place].close("the test ends the stream")
+        await asyncio.sleep(0.5)
+        mount.write(files)
+        await made.somebody_joined.wait()
+        assert (await answer_one_command(made, session)).ok
+        await asyncio.to_thread(session.close)
 
 
 @pytest.mark.parametrize("who", ["no certificate", "another job's", "another job's, trusting this one"])

@@ -10,7 +10,7 @@ answering each with `reply`. Heartbeats go out from the session's thread while t
         |        |             |
         v        v             v
     commands() raises      commands() ends
-    RefusedError / CoordinatorLostError
+    RefusedError / CoordinatorLostError / whatever else ended the thread
 
 Commands run once: `CommandLedger` remembers keys across streams and coordinators. A result that is
 ready while no stream is up is kept, and goes out when the coordinator repeats the key. The role sees
@@ -39,7 +39,7 @@ from trimtab.comm.control.errors import CoordinatorLostError, RefusedError, erro
 from trimtab.comm.control.keys import WorkerKey
 from trimtab.comm.control.ledger import Admission, CommandLedger
 from trimtab.comm.tls import JobTls, aio_channel
-from trimtab.errors import TrimtabError
+from trimtab.errors import TrimtabError, UserError
 from trimtab.v1 import control_pb2 as pb
 from trimtab.v1 import control_pb2_grpc as pb_grpc
 
@@ -56,7 +56,7 @@ _STREAM_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError)
 class _End:
     """The last item of the inbox: no further command will come."""
 
-    error: RefusedError | CoordinatorLostError | None
+    error: Exception | None
 
 
 @dataclass(frozen=True)
@@ -292,10 +292,10 @@ class WorkerSession:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        error: RefusedError | CoordinatorLostError | None = None
+        error: Exception | None = None
         try:
             await self._stay_connected()
-        except (RefusedError, CoordinatorLostError) as final:
+        except Exception as final:  # noqa: BLE001 - the edge of the thread: the role's thread raises it
             error = final
         if error is not None and not self._welcomed.done():
             self._welcomed.set_exception(error)
@@ -331,8 +331,14 @@ class WorkerSession:
     async def _one_stream(self, deadline: float) -> tuple[bool, str]:
         """Serve one stream from dial to end; returns whether it was welcomed, and why it ended."""
         loop = asyncio.get_running_loop()
+        try:
+            dialled = aio_channel(self._coordinator, self._tls, self._options)
+        except UserError as error:
+            if not self._welcomed.done():
+                raise
+            return False, str(error)  # the certificates are being replaced: they were good before
         self._outbox = asyncio.Queue()
-        async with aio_channel(self._coordinator, self._tls, self._options) as channel:
+        async with dialled as channel:
             stream: Any = pb_grpc.CoordinatorStub(channel).Session()  # type: ignore[no-untyped-call]
             try:
                 limit_s = min(REGISTRATION_TIMEOUT_S, max(0.1, deadline - loop.time()))
