@@ -6,7 +6,7 @@ is) and <uri>/attempt-00000003 (a number that a launcher has taken).
 The order of a save, which is what keeps a half one from ever counting:
     claim_attempt(uri, above)      once, when a launcher starts: its number, which no other start gets
     fence(uri, attempt)            once, when the coordinator starts: older attempts may no longer commit
-    path = begin(uri, step)        a clean directory
+    path = begin(uri, step, ...)   a clean directory
     every actor rank saves into path/actor
     commit(path, ...)              coordinator.json, then the manifest: now it exists
     prune(uri, keep, ...)          this training's oldest; of each, the manifest goes first
@@ -110,12 +110,15 @@ def last_attempt(uri: str) -> int:
     return max(newest, _committed(root))
 
 
-def begin(uri: str, step: int, *, identity: str) -> Path:
+def begin(uri: str, step: int, *, identity: str, attempt: int) -> Path:
     """A clean directory for this step; what an interrupted or undone save left there is removed.
 
-    Raises `UserError` rather than remove a checkpoint of another training.
+    Raises `UserError` rather than remove a checkpoint of another training, and `StaleAttemptError` rather
+    than one of a later attempt.
     """
     path = directory_of(uri) / f"step-{step:08d}"
+    with storage_errors(path):
+        _refuse_older(path.parent, attempt)
     if (path / MANIFEST_NAME).exists() and (found := _identity(path)) not in (None, identity):
         raise UserError(
             f"checkpoint.uri: {path} belongs to training {found}, this job is {identity}; "
@@ -144,6 +147,10 @@ def commit(
             )
             manifest.write(path)
             fsync_directory(path.parent)
+    except StaleAttemptError:
+        if not (path / MANIFEST_NAME).exists():  # else the later attempt has saved this step meanwhile
+            abandon(path)
+        raise
     except BaseException:
         abandon(path)
         raise
@@ -172,15 +179,35 @@ def list_checkpoints(uri: str) -> list[Path]:
     return [path for path in _step_directories(directory_of(uri)) if (path / MANIFEST_NAME).exists()]
 
 
-def latest_valid(uri: str, identity: str | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """The newest usable checkpoint, and one sentence for each newer directory that was refused."""
-    refused: list[str] = []
-    for path in reversed(_step_directories(directory_of(uri))):
+def latest_valid(
+    uri: str, identity: str | None = None, *, attempt: int | None = None
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest usable checkpoint, and one sentence for each newer directory that was refused.
+
+    Those of a later attempt are newer, whatever their step, as in `prune`; one that does not say its attempt
+    goes by its step. With `attempt` only those of that attempt are looked at.
+    """
+    readable: list[tuple[int, int, Path]] = []
+    unreadable: list[tuple[int, str]] = []
+    for path in _step_directories(directory_of(uri)):
         try:
-            return open_checkpoint(path, identity), refused
+            manifest = Manifest.read(path)
+        except InvalidCheckpointError as error:
+            unreadable.append((_step_of(path), f"{path}: {error}"))
+        else:
+            readable.append((manifest.attempt, _step_of(path), path))
+    refused: list[str] = []
+    found: Checkpoint | None = None
+    for number, _, path in sorted(readable, reverse=True):
+        if attempt is not None and number != attempt:
+            continue
+        try:
+            found = open_checkpoint(path, identity)
+            break
         except InvalidCheckpointError as error:
             refused.append(f"{path}: {error}")
-    return None, refused
+    newest = -1 if found is None else found.step
+    return found, [*(text for step, text in reversed(unreadable) if step > newest), *refused]
 
 
 def prune(uri: str, keep: int, *, identity: str, committed: Path) -> list[Path]:
@@ -217,8 +244,13 @@ def _identity(path: Path) -> str | None:
 def _step_directories(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
-    found = [(int(match[1]), path) for path in root.iterdir() if (match := _STEP.match(path.name))]
-    return [path for _, path in sorted(found)]
+    return sorted((path for path in root.iterdir() if _STEP.match(path.name)), key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    match = _STEP.match(path.name)
+    assert match is not None
+    return int(match[1])
 
 
 def _remove(path: Path) -> None:

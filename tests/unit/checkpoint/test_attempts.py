@@ -17,7 +17,7 @@ def test_last_attempt_of_a_folder_that_nobody_has_used_is_0(tmp_path: Path) -> N
 def test_last_attempt_counts_the_fence_and_the_commits(tmp_path: Path) -> None:
     checkpoint.fence(str(tmp_path), 3)
     assert checkpoint.last_attempt(str(tmp_path)) == 3
-    path = checkpoint.begin(str(tmp_path), 10, identity="mine")
+    path = checkpoint.begin(str(tmp_path), 10, identity="mine", attempt=5)
     checkpoint.commit(path, step=10, identity="mine", attempt=5, coordinator_state={})
     assert checkpoint.last_attempt(str(tmp_path)) == 5
     with pytest.raises(StaleAttemptError):
@@ -44,7 +44,7 @@ def test_claim_alone_takes_the_folder_from_nobody(tmp_path: Path) -> None:
     running = checkpoint.claim_attempt(str(tmp_path))
     checkpoint.fence(str(tmp_path), running)
     later = checkpoint.claim_attempt(str(tmp_path))
-    path = checkpoint.begin(str(tmp_path), 10, identity="mine")
+    path = checkpoint.begin(str(tmp_path), 10, identity="mine", attempt=running)
     checkpoint.commit(path, step=10, identity="mine", attempt=running, coordinator_state={})
     checkpoint.fence(str(tmp_path), later)
     with pytest.raises(StaleAttemptError):

@@ -11,7 +11,7 @@ from trimtab.errors import UserError
 
 
 def save(root: Path, step: int, *, identity: str = "mine", attempt: int = 1) -> Path:
-    path = checkpoint.begin(str(root), step, identity=identity)
+    path = checkpoint.begin(str(root), step, identity=identity, attempt=attempt)
     (path / "actor" / "shard.distcp").write_bytes(b"x" * 2_000_000)
     (path / "actor" / "actor.json").write_text(json.dumps({"world_size": 2}))
     state = {"step": step}
@@ -33,7 +33,7 @@ def test_latest_valid_newest_committed_is_returned_with_its_state(tmp_path: Path
 def test_begin_never_removes_a_checkpoint_of_another_training(tmp_path: Path) -> None:
     path = save(tmp_path, 10, identity="theirs")
     with pytest.raises(UserError, match=r"belongs to training theirs, this job is mine"):
-        checkpoint.begin(str(tmp_path), 10, identity="mine")
+        checkpoint.begin(str(tmp_path), 10, identity="mine", attempt=1)
     assert (path / "manifest.json").exists()
 
 
@@ -43,7 +43,7 @@ def test_latest_valid_without_directory_is_none(tmp_path: Path) -> None:
 
 def test_latest_valid_save_cut_off_before_the_manifest_takes_the_one_before(tmp_path: Path) -> None:
     save(tmp_path, 5)
-    cut_off = checkpoint.begin(str(tmp_path), 10, identity="mine")
+    cut_off = checkpoint.begin(str(tmp_path), 10, identity="mine", attempt=1)
     found, refused = checkpoint.latest_valid(str(tmp_path), "mine")
     assert found is not None
     assert found.step == 5
@@ -107,9 +107,34 @@ def test_latest_valid_of_another_training_is_refused_by_name(tmp_path: Path) -> 
     assert refused == [f"{path}: it belongs to training theirs, this job is mine"]
 
 
+def test_latest_valid_of_a_later_attempt_is_newer_whatever_its_step(tmp_path: Path) -> None:
+    """As after a start that resumed nothing; `prune` goes by the same order."""
+    earlier, later = save(tmp_path, 100), save(tmp_path, 10, attempt=2)
+    found, refused = checkpoint.latest_valid(str(tmp_path), "mine")
+    assert found is not None
+    assert (found.path, refused) == (later, [])
+    of_the_first, _ = checkpoint.latest_valid(str(tmp_path), "mine", attempt=1)
+    assert of_the_first is not None
+    assert of_the_first.path == earlier
+    assert checkpoint.latest_valid(str(tmp_path), "mine", attempt=3) == (None, [])
+
+
+def test_save_of_an_earlier_attempt_leaves_what_a_later_one_has_saved(tmp_path: Path) -> None:
+    begun = checkpoint.begin(str(tmp_path), 10, identity="mine", attempt=1)
+    kept = save(tmp_path, 10, attempt=2)
+    assert begun == kept
+    with pytest.raises(StaleAttemptError):
+        checkpoint.commit(begun, step=10, identity="mine", attempt=1, coordinator_state={})
+    with pytest.raises(StaleAttemptError, match="belongs to attempt 2 of this job; attempt 1"):
+        checkpoint.begin(str(tmp_path), 10, identity="mine", attempt=1)
+    found, refused = checkpoint.latest_valid(str(tmp_path), "mine")
+    assert found is not None
+    assert (found.path, found.manifest.attempt, refused) == (kept, 2, [])
+
+
 def test_prune_keeps_the_newest_and_leaves_the_uncommitted(tmp_path: Path) -> None:
     paths = [save(tmp_path, step) for step in (1, 2, 3, 4)]
-    running = checkpoint.begin(str(tmp_path), 5, identity="mine")
+    running = checkpoint.begin(str(tmp_path), 5, identity="mine", attempt=1)
     assert checkpoint.prune(str(tmp_path), 2, identity="mine", committed=paths[3]) == paths[:2]
     assert checkpoint.list_checkpoints(str(tmp_path)) == paths[2:]
     assert running.is_dir()
@@ -163,14 +188,14 @@ def test_prune_none_to_keep_is_refused(tmp_path: Path) -> None:
 
 def test_begin_same_step_again_starts_clean(tmp_path: Path) -> None:
     save(tmp_path, 5)
-    path = checkpoint.begin(str(tmp_path), 5, identity="mine")
+    path = checkpoint.begin(str(tmp_path), 5, identity="mine", attempt=1)
     assert list(path.iterdir()) == [path / "actor"]
     assert not any((path / "actor").iterdir())
 
 
 def test_commit_of_an_older_attempt_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     checkpoint.fence(str(tmp_path), 1)
-    path = checkpoint.begin(str(tmp_path), 5, identity="mine")
+    path = checkpoint.begin(str(tmp_path), 5, identity="mine", attempt=1)
     checkpoint.fence(str(tmp_path), 2)  # the job was started again meanwhile
     with pytest.raises(StaleAttemptError, match="belongs to attempt 2 of this job; attempt 1"):
         checkpoint.commit(path, step=5, identity="mine", attempt=1, coordinator_state={})
@@ -189,7 +214,7 @@ def test_commit_full_disk_says_so_and_leaves_nothing_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 5)
-    path = checkpoint.begin(str(tmp_path), 10, identity="mine")
+    path = checkpoint.begin(str(tmp_path), 10, identity="mine", attempt=1)
 
     def no_space(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

@@ -49,7 +49,8 @@ class CheckpointKeeper:
 
         A checkpoint of this very attempt is always taken: `never` speaks of earlier runs.
         """
-        found, refused = checkpoint.latest_valid(self.uri, self._job.training_identity)
+        mine = self._job.attempt if self._spec.resume == "never" else None
+        found, refused = checkpoint.latest_valid(self.uri, self._job.training_identity, attempt=mine)
         for sentence in refused:
             log.warning("checkpoint refused: %s", sentence)
             self._board.warnings.append(f"checkpoint refused: {sentence}")
@@ -58,8 +59,6 @@ class CheckpointKeeper:
                 f"spec.checkpoint.resume is required, and there is no usable checkpoint in {self.uri}"
                 + "".join(f"; refused: {sentence}" for sentence in refused)
             )
-        if self._spec.resume == "never" and found is not None and found.manifest.attempt != self._job.attempt:
-            return None
         if found is not None:
             self._note(str(found.path), found.step)
         return found
@@ -88,7 +87,11 @@ class CheckpointKeeper:
         self._board.activity = "saving a checkpoint"
         started = time.monotonic()
         path = await asyncio.to_thread(
-            checkpoint.begin, self.uri, state.step, identity=self._job.training_identity
+            checkpoint.begin,
+            self.uri,
+            state.step,
+            identity=self._job.training_identity,
+            attempt=self._job.attempt,
         )
         try:
             async with self._actor.lock:

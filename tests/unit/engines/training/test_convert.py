@@ -71,7 +71,7 @@ def run_dir(model: Path, tmp_path: Path) -> Path:
     uri = str(tmp_path / "shared")
     engine = FsdpTrainingEngine(TrainingSettings.from_job(job), device=torch.device("cpu"))
     for step, identity in ((2, job.training_identity), (100, "another")):
-        path = checkpoint.begin(uri, step, identity=identity)
+        path = checkpoint.begin(uri, step, identity=identity, attempt=1)
         engine.save(path / "actor")
         checkpoint.commit(path, step=step, identity=identity, attempt=1, coordinator_state={})
     return run
