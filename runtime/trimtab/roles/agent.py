@@ -34,6 +34,7 @@ from typing import Any, Final
 import psutil
 
 from trimtab.api import ResolvedJob
+from trimtab.cores import allowed_cores, num_usable_cores
 from trimtab.errors import ExitCode, TrimtabError
 from trimtab.roles.environment import (
     ACTOR,
@@ -78,6 +79,14 @@ def rank_environments(env: PodEnvironment, job: ResolvedJob) -> list[WorkerEnvir
     ]
 
 
+def thread_environ(num_ranks: int) -> dict[str, str]:
+    """How many threads a rank computes with, where the pod's quota is less than the cores that it sees."""
+    usable = num_usable_cores()
+    if usable >= len(allowed_cores()):
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, usable // num_ranks))}
+
+
 @dataclass
 class _Rank:
     env: WorkerEnvironment
@@ -112,6 +121,7 @@ class _Agent:
         self._told_to_go = False
         self._first_failure: tuple[_Rank, int] | None = None
         self._kill_at_s: float | None = None
+        self._threads: dict[str, str] = {}
         self._selector = selectors.DefaultSelector()
 
     def run(self, ranks: Sequence[WorkerEnvironment]) -> int:
@@ -125,6 +135,7 @@ class _Agent:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != self._env.launcher_pid:  # it died before the line above
                 return 128 + signal.SIGTERM
+        self._threads = thread_environ(len(ranks))
         try:
             for rank in ranks:
                 self._start(rank, several=len(ranks) > 1)
@@ -152,7 +163,7 @@ class _Agent:
             os.write(output, f"=== {env.worker_name} incarnation {env.incarnation}\n".encode())
         process = subprocess.Popen(  # noqa: S603 - our own module
             self._command,
-            env=self._environ | env.to_environ(),
+            env=self._threads | self._environ | env.to_environ(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

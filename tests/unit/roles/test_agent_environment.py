@@ -7,7 +7,8 @@ import pytest
 
 from trimtab.api import ResolvedJob, parse_job
 from trimtab.errors import UserError
-from trimtab.roles.agent import last_error, rank_environments
+from trimtab.roles import agent
+from trimtab.roles.agent import last_error, rank_environments, thread_environ
 from trimtab.roles.environment import PodEnvironment, WorkerEnvironment
 
 POD = {
@@ -112,3 +113,20 @@ def test_last_error_without_a_message_is_the_end_of_the_output() -> None:
     assert last_error("\n".join(map(str, range(100))).encode()) == "\n".join(map(str, range(88, 100)))
     assert last_error(b"\xff\n") == "\ufffd"
     assert last_error(b"") == ""
+
+
+@pytest.mark.parametrize(
+    ("usable", "ranks", "expected"),
+    [
+        pytest.param(64, 1, {}, id="no quota: left to the libraries"),
+        pytest.param(6, 1, {"OMP_NUM_THREADS": "6"}, id="one rank gets what the quota pays for"),
+        pytest.param(6, 4, {"OMP_NUM_THREADS": "1"}, id="several ranks share it"),
+        pytest.param(2, 8, {"OMP_NUM_THREADS": "1"}, id="one thread at least"),
+    ],
+)
+def test_ranks_get_no_more_threads_than_the_pods_quota_pays_for(
+    monkeypatch: pytest.MonkeyPatch, usable: int, ranks: int, expected: dict[str, str]
+) -> None:
+    monkeypatch.setattr(agent, "allowed_cores", lambda: list(range(64)))
+    monkeypatch.setattr(agent, "num_usable_cores", lambda: usable)
+    assert thread_environ(ranks) == expected

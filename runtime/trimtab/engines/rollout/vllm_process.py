@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trimtab.comm.weights.vllm_plugin import BACKEND, FAULT_FILE_VARIABLE, OWNER_PID_VARIABLE
+from trimtab.cores import allowed_cores, num_usable_cores
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def engine_environment(*, on_gpu: bool, tensor_parallel_size: int, fault_file: P
         # A site's list of plugins to load must not leave our entry point out.
         wanted["VLLM_PLUGINS"] = f"{plugins},{BACKEND}"
     if not on_gpu:
-        tuned = _cpu_environment(sorted(os.sched_getaffinity(0)), tensor_parallel_size)
+        tuned = _cpu_environment(allowed_cores(), _num_threads(), tensor_parallel_size)
         _log.info("vLLM starts with %s", " ".join(f"{name}={value}" for name, value in tuned.items()))
         wanted |= tuned
     before = {name: os.environ.get(name) for name in wanted}
@@ -49,16 +50,27 @@ def engine_environment(*, on_gpu: bool, tensor_parallel_size: int, fault_file: P
                 os.environ[name] = value
 
 
-def _cpu_environment(cores: list[int], tensor_parallel_size: int) -> dict[str, str]:
-    """All cores, bound; no compiler; with one worker no process of its own for it.
+def _num_threads() -> int:
+    """Threads for the engine: what OMP_NUM_THREADS says, and no more than the cores that can be used."""
+    told, usable = os.environ.get("OMP_NUM_THREADS", ""), num_usable_cores()
+    return min(int(told), usable) if told.isdigit() and int(told) > 0 else usable
+
+
+def _cpu_environment(cores: list[int], num_threads: int, tensor_parallel_size: int) -> dict[str, str]:
+    """A thread on each core, bound to it; no compiler; with one worker no process of its own for it.
+
+    With fewer threads than cores (a pod's quota), nothing is bound: which cores are free is the kernel's to
+    say, and a second pod on the node would be bound to the same ones.
 
     vLLM binds its worker's threads only where the worker is a process of its own, which costs a second
     import of ten seconds; so for one worker the engine core's process is bound here.
     """
     shares = [cores[rank::tensor_parallel_size] for rank in range(tensor_parallel_size)]
+    bound = num_threads >= len(cores)
+    each = max(1, num_threads // tensor_parallel_size)
     common = {
         "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, share)) for share in shares),
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, s)) for s in shares) if bound else "nobind",
     }
     preload = _preload()
     if preload:
@@ -66,16 +78,14 @@ def _cpu_environment(cores: list[int], tensor_parallel_size: int) -> dict[str, s
     if not any("tcmalloc" in library for library in preload):
         common |= {name: os.environ.get(name, value) for name, value in _KEEP_FREED_MEMORY.items()}
     if tensor_parallel_size > 1:
-        return common
+        return common if bound else common | {"OMP_NUM_THREADS": str(each)}
     listed = ",".join(map(str, cores))
-    common |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(len(cores))}
+    common |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(each)}
     if any("libiomp5" in library for library in preload):
-        common |= {
-            "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{listed}]",
-            "KMP_BLOCKTIME": "5",
-            "KMP_TPAUSE": "0",
-        }
-    else:
+        common |= {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
+        if bound:
+            common["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{listed}]"
+    elif bound:
         common |= {"OMP_PLACES": "{" + listed + "}", "OMP_PROC_BIND": "true"}
     return common
 

@@ -53,17 +53,33 @@ def test_environment_is_put_back(tmp_path, monkeypatch):
     assert dict(os.environ) == before
 
 
-def test_environment_shares_the_cores_among_tensor_parallel_workers(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    environment = vllm_process._cpu_environment([0, 1, 2, 3], 2)
+def test_environment_shares_the_cores_among_tensor_parallel_workers():
+    environment = vllm_process._cpu_environment([0, 1, 2, 3], 4, 2)
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "0,2|1,3"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
+
+
+@pytest.mark.parametrize("preload", [[], ["libiomp5.so"]], ids=["gomp", "iomp"])
+def test_environment_with_fewer_threads_than_cores_binds_none(monkeypatch, preload):
+    monkeypatch.setattr(vllm_process, "_preload", lambda: preload)
+    one = vllm_process._cpu_environment(list(range(64)), 2, 1)
+    assert (one["VLLM_CPU_OMP_THREADS_BIND"], one["OMP_NUM_THREADS"]) == ("nobind", "2")
+    assert not {"KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"} & one.keys()
+    two = vllm_process._cpu_environment(list(range(64)), 8, 2)
+    assert (two["VLLM_CPU_OMP_THREADS_BIND"], two["OMP_NUM_THREADS"]) == ("nobind", "4")
+
+
+@pytest.mark.parametrize(("told", "threads"), [("", 8), ("3", 3), ("64", 8), ("0", 8), ("4,2", 8)])
+def test_engine_takes_the_threads_that_it_is_told_and_no_more_than_its_quota(monkeypatch, told, threads):
+    monkeypatch.setattr(vllm_process, "num_usable_cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", told)
+    assert vllm_process._num_threads() == threads
 
 
 @pytest.mark.parametrize(("preload", "kept"), [([], True), (["libtcmalloc_minimal.so.4"], False)])
 def test_environment_has_glibc_keep_memory_where_no_other_allocator_does(monkeypatch, preload, kept):
     monkeypatch.setattr(vllm_process, "_preload", lambda: preload)
     monkeypatch.setenv("MALLOC_TOP_PAD_", "4096")  # a user's own choice
-    environment = vllm_process._cpu_environment([0, 1], 1)
+    environment = vllm_process._cpu_environment([0, 1], 2, 1)
     assert ("MALLOC_MMAP_MAX_" in environment) is kept
     assert environment.get("MALLOC_TOP_PAD_") == ("4096" if kept else None)
