@@ -43,6 +43,8 @@ METRICS_PORT: Final = 7071
 
 Not on the host's network, where pods would meet: there the processes choose.
 """
+LAST_METRICS_PORT: Final = METRICS_PORT + 63
+"""Of the last rank that a pod can have (`gpusPerNode` is at most 64)."""
 
 JOB_MOUNT: Final = "/etc/trimtab/job"
 JOB_FILE: Final = "job.json"

@@ -5,9 +5,9 @@ rest, where a later source wins: built in, the platform's, the job's.
 """
 
 from collections.abc import Iterable
-from decimal import Decimal
 from typing import Any, Final
 
+from trimtab.api.base import quantity_value
 from trimtab_operator.builders.accelerator import on_host_network
 from trimtab_operator.builders.resources import container_resources
 from trimtab_operator.builders.roles import Role
@@ -40,7 +40,6 @@ _WRITABLE: Final = {
     "TORCHINDUCTOR_CACHE_DIR": f"{_HOME}/torchinductor",
 }
 _CA_VARIABLES: Final = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO")
-_SUFFIXES: Final = {"m": Decimal("0.001"), "k": Decimal(1000)}
 
 
 def identity_env(plan: PodPlan, resolved: Resolved) -> list[EnvVar]:
@@ -116,9 +115,8 @@ def _threads(resolved: Resolved, role: Role) -> int | None:
     cpus = resources.get("limits", {}).get("cpu") or resources.get("requests", {}).get("cpu")
     if cpus is None:
         return None
-    number = Decimal(cpus[:-1]) * _SUFFIXES[cpus[-1]] if cpus[-1] in _SUFFIXES else Decimal(cpus)
     ranks = max(1, role.gpus_per_node) if role.name == ACTOR else 1
-    return max(1, int(number / ranks))
+    return max(1, int(quantity_value(cpus) / ranks))
 
 
 def _with_python_path(env: list[EnvVar], folder: str) -> list[EnvVar]:

@@ -2,35 +2,29 @@
 
 from typing import Any
 
+from trimtab_operator.builders.accelerator import on_host_network
 from trimtab_operator.builders.meta import Manifest, child, selector
+from trimtab_operator.builders.roles import resolved_role
+from trimtab_operator.constants import CONTROL_PORT, LAST_METRICS_PORT, METRICS_PORT, ROLES
 from trimtab_operator.model.resolved import Resolved
 
 _DNS = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
 def network_policy(resolved: Resolved) -> Manifest | None:
-    """Ingress from the job's own pods and the operator's alone, on all ports; None: the platform wants none.
+    """Ingress from the job's own pods, and from the operator's to the control port; None: none is wanted.
+
+    Whom the platform names beside them (Prometheus) reaches the ports of the gauges and no others.
 
     With pods on the node's network (RDMA) ingress is open: such pods have their node's address, by which no
     policy knows them, and they must reach the others. TLS and CURVE still keep strangers out.
     """
-    settings = resolved.settings
-    if not settings.network_policy:
+    if not resolved.settings.network_policy:
         return None
-    peers: list[dict[str, Any]] = [
-        {"podSelector": selector(resolved)},
-        {
-            "namespaceSelector": {
-                "matchLabels": {"kubernetes.io/metadata.name": settings.operator_namespace}
-            },
-            "podSelector": {"matchLabels": settings.operator_labels},
-        },
-        *settings.metrics_from,
-    ]
     spec: dict[str, Any] = {
         "podSelector": selector(resolved),
         "policyTypes": ["Ingress"],
-        "ingress": [{}] if _on_host_network(resolved) else [{"from": peers}],
+        "ingress": [{}] if _on_host_network(resolved) else _ingress(resolved),
     }
     egress = _egress(resolved)
     if egress is not None:
@@ -42,6 +36,22 @@ def network_policy(resolved: Resolved) -> Manifest | None:
     }
 
 
+def _ingress(resolved: Resolved) -> list[dict[str, Any]]:
+    settings = resolved.settings
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.operator_namespace}},
+        "podSelector": {"matchLabels": settings.operator_labels},
+    }
+    rules: list[dict[str, Any]] = [
+        {"from": [{"podSelector": selector(resolved)}]},
+        {"from": [operator], "ports": [{"protocol": "TCP", "port": CONTROL_PORT}]},
+    ]
+    if settings.metrics_from:
+        gauges = {"protocol": "TCP", "port": METRICS_PORT, "endPort": LAST_METRICS_PORT}
+        rules.append({"from": list(settings.metrics_from), "ports": [gauges]})
+    return rules
+
+
 def _egress(resolved: Resolved) -> list[Any] | None:
     """The job's rules, else the platform's; None: not restricted."""
     policy = resolved.resolved_job.job.spec.network_policy
@@ -50,5 +60,5 @@ def _egress(resolved: Resolved) -> list[Any] | None:
 
 
 def _on_host_network(resolved: Resolved) -> bool:
-    rdma = resolved.resolved_job.job.spec.scheduling.rdma
-    return rdma is not None and rdma.host_network
+    spec = resolved.resolved_job.job.spec
+    return any(on_host_network(spec, resolved_role(resolved, name)) for name in ROLES)

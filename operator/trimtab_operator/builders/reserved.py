@@ -118,6 +118,10 @@ def _main_problems(container: Mapping[str, Any], gpu: str | None, where: str) ->
     for field in ("terminationMessagePath", "terminationMessagePolicy"):
         if field in container:
             yield Problem(f"{where}.{field}", container[field], "is set by the operator, which reads it")
+    for field in ("restartPolicy", "restartPolicyRules"):
+        if field in container:
+            message = f"is set by the operator: {_POD_FIELDS['restartPolicy']}"
+            yield Problem(f"{where}.{field}", container[field], message)
     yield from _env_problems([v.get("name", "") for v in container.get("env") or ()], f"{where}.env")
     folders = [str(mount.get("mountPath")) for mount in container.get("volumeMounts") or ()]
     yield from _mount_problems(folders, f"{where}.volumeMounts")

@@ -75,7 +75,8 @@ def _checkpoint_problems(spec: JobSpec, uri: str) -> Iterable[Problem]:
 
 
 def _passing(spec: JobSpec, name: str, path: str) -> Iterable[Problem]:
-    kinds = sorted(_PASSING & _source(_volume(spec, name)).keys())
+    source = _source(_volume(spec, name))
+    kinds = sorted(_PASSING & source.keys()) if source else ["emptyDir"]  # as Kubernetes fills it in
     if kinds:
         yield Problem(
             path,

@@ -99,6 +99,13 @@ def parse_bytes(value: object) -> object:
     return int(Decimal(match[1]) * _SUFFIXES[match[2] or ""])
 
 
+def quantity_value(text: str) -> Decimal:
+    """The number that a `Quantity` such as 500m or 2Gi stands for."""
+    number = text.rstrip("mkKMGTPi")
+    suffix = text[len(number) :]
+    return Decimal(number) * (Decimal("0.001") if suffix == "m" else _SUFFIXES[suffix])
+
+
 def _quantity_text(value: object) -> object:
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 

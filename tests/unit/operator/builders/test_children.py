@@ -106,20 +106,25 @@ def test_policy_lets_in_the_jobs_own_pods_and_the_operators_alone(make: Make) ->
     own = {"matchLabels": {"trimtab.dev/job-uid": UID}}
     assert spec["podSelector"] == own
     assert spec["policyTypes"] == ["Ingress"]
-    (rule,) = spec["ingress"]
-    assert "ports" not in rule
-    assert rule["from"] == [
-        {"podSelector": own},
+    assert spec["ingress"] == [
+        {"from": [{"podSelector": own}]},
         {
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "trimtab-system"}},
-            "podSelector": {"matchLabels": {"app.kubernetes.io/name": "trimtab-operator"}},
+            "from": [
+                {
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "trimtab-system"}},
+                    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "trimtab-operator"}},
+                }
+            ],
+            "ports": [{"protocol": "TCP", "port": 7070}],
         },
     ]
 
 
-def test_policy_lets_in_a_scraper_where_the_platform_names_it(make: Make) -> None:
+def test_policy_lets_a_scraper_that_the_platform_names_reach_the_gauges_alone(make: Make) -> None:
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    assert peer in policy(make(settings={"metricsFrom": [peer]}))["ingress"][0]["from"]
+    *_, rule = policy(make(settings={"metricsFrom": [peer]}))["ingress"]
+    assert rule["from"] == [peer]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 7071, "endPort": 7134}]
 
 
 def test_policy_is_not_made_where_the_platform_wants_none(make: Make) -> None:
@@ -158,6 +163,7 @@ def test_policy_of_pods_on_their_nodes_network_cannot_tell_them_apart(make: Make
     gpus = {"actor": {"gpusPerNode": 8}}
     assert policy(make(roles=gpus, scheduling={"rdma": {"hostNetwork": True}}))["ingress"] == [{}]
     assert policy(make(roles=gpus, scheduling={"rdma": {}}))["ingress"] != [{}]
+    assert policy(make(scheduling={"rdma": {"hostNetwork": True}}))["ingress"] != [{}], "no pod has GPUs"
 
 
 def test_device_classes_give_each_role_with_gpus_a_claim_template(make: Make) -> None:

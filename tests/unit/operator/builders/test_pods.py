@@ -244,6 +244,8 @@ def test_rdma_profile_is_for_pods_with_gpus(make: Make) -> None:
         ({"requests": {"cpu": "2500m"}}, 0, "2"),
         ({"requests": {"cpu": "500m"}}, 0, "1"),
         ({"requests": {"cpu": "2"}, "limits": {"cpu": "6"}}, 0, "6"),
+        ({"limits": {"cpu": "0.5k"}}, 0, "500"),
+        ({"limits": {"cpu": "1Ki"}}, 0, "1024"),
         ({}, 0, None),
     ],
 )

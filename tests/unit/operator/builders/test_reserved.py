@@ -38,6 +38,8 @@ def main(**fields: Any) -> dict[str, Any]:
         (main(volumeMounts=[{"name": "v", "mountPath": "/etc"}]), MOUNT),
         (main(volumeMounts=[{"name": "v", "mountPath": "/etc/trimtab/tls/x"}]), MOUNT),
         (main(terminationMessagePath="/x"), "spec.containers[0].terminationMessagePath"),
+        (main(restartPolicy="OnFailure"), "spec.containers[0].restartPolicy"),
+        (main(restartPolicyRules=[{"action": "Restart"}]), "spec.containers[0].restartPolicyRules"),
         (main(resources={"limits": {"nvidia.com/gpu": 1}}), GPU),
         ({"spec": {"containers": [{"name": "s", "env": [{}]}]}}, "spec.containers[0].env[0]"),
         (main(**{"$patch": "delete"}), ""),

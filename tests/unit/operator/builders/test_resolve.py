@@ -142,6 +142,8 @@ def test_checkpoints_on_a_volume_that_goes_with_the_pod_are_refused(make: Make, 
 def test_storage_on_a_volume_that_goes_with_the_pod_is_refused(make: Make) -> None:
     found = problems(make, storage={"volume": {"name": "runs"}}, volumes=[{"name": "runs", "emptyDir": {}}])
     assert "emptyDir" in found["spec.storage.volume.name"]
+    unsaid = problems(make, storage={"volume": {"name": "runs"}}, volumes=[{"name": "runs"}])
+    assert "emptyDir" in unsaid["spec.storage.volume.name"], "which Kubernetes fills in"
 
 
 def test_checkpoints_on_a_read_only_mount_are_refused(make: Make) -> None:
