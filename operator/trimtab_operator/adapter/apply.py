@@ -67,6 +67,8 @@ class Outcome:
     """The API server's words where it refused a pod; `reconcile` says when to ask again."""
     refused_child: str = ""
     """The same for another object; that one is asked for again like whatever failed."""
+    told: list[str] = field(default_factory=list)
+    """What of all that the job's people can do something about."""
     look_again: bool = False
     """Whether something was found out that the decision did not know."""
 
@@ -160,9 +162,12 @@ class Hands:
             else:
                 outcome.refused_child = f"{what}: {error}"
                 outcome.failed.append(outcome.refused_child)
+                outcome.told.append(outcome.refused_child)
         except KubeError as error:
             outcome.failed.append(f"{what}: {error}")
             logger.warning("%s: %s", what, error)
+            if isinstance(error, ForeignObjectError):
+                outcome.told.append(f"{what}: {error}")
 
     async def _create_resolved(self, job: Job, action: CreateResolved, outcome: Outcome) -> None:
         manifest = resolved_manifest(action.resolved)
@@ -190,7 +195,8 @@ class Hands:
                     raw = await self._client.create(PODS, job.namespace, manifest)
             except AlreadyExistsError:
                 raw = await self._client.get(PODS, job.namespace, action.plan.name)
-                if raw["metadata"].get("labels", {}).get(LABEL_JOB_UID) != job.uid:
+                known = trim_pod(raw)
+                if known is None or known.job_uid != job.uid:
                     raise ForeignObjectError("there is a pod of that name which is not the job's") from None
             except TimeoutError:
                 raise TransportError("not created in time") from None

@@ -2,7 +2,7 @@
 
 Server-side apply without force: an object of that name that somebody else made, with other values, is a
 conflict and stays as it is. A claim holds a user's data and goes with the job that owns it, so it is created
-by POST, and only changed where it is this job's already.
+by POST; one that is this job's already is changed only to be larger, as somebody may have enlarged it.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
+from trimtab.api.base import quantity_value
 from trimtab.api.conditions import ConditionType
 from trimtab.api.status import JobStatus
 from trimtab_operator.adapter.memory import Memories
@@ -83,21 +84,21 @@ class Children:
         what = f"{manifest['kind']} {manifest['metadata']['name']}"
         resource = resource_of(manifest)
         try:
-            if resource == CLAIMS and await self._created(job, manifest, what):
+            if resource == CLAIMS and not await self._may_grow(job, manifest, what):
                 return
             await self._client.apply(resource, job.namespace, manifest, force=resource == CLAIMS)
         except ConflictError as error:
             raise ForeignObjectError(f"{what} is not the job's own: {error}") from error
 
-    async def _created(self, job: Job, manifest: JsonObject, what: str) -> bool:
-        """Create a claim; False where it is there and this job's."""
+    async def _may_grow(self, job: Job, manifest: JsonObject, what: str) -> bool:
+        """Create a claim; True where it is there, this job's and smaller than it should be."""
         try:
             await self._client.create(CLAIMS, job.namespace, manifest)
         except AlreadyExistsError:
             stored = await self._client.get(CLAIMS, job.namespace, manifest["metadata"]["name"])
             check_owner(stored, job, what)
-            return False
-        return True
+            return _is_smaller(stored, manifest)
+        return False
 
 
 def _scaled(status: JobStatus) -> set[str]:
@@ -106,6 +107,15 @@ def _scaled(status: JobStatus) -> set[str]:
         return {ROLLOUT, REWARD}
     names = (split_name(unit.name) for unit in status.units)
     return {role for role, replica in names if replica > 0}
+
+
+def _is_smaller(stored: JsonObject, wanted: JsonObject) -> bool:
+    """Whether a claim asks for less than it should; one in units that a job cannot name is large enough."""
+    size, enough = (claim["spec"]["resources"]["requests"]["storage"] for claim in (stored, wanted))
+    try:
+        return quantity_value(size) < quantity_value(enough)
+    except (KeyError, ArithmeticError):
+        return False
 
 
 def _everybody_registered(status: JobStatus) -> bool:

@@ -71,7 +71,7 @@ class Controller:
         with about(f"{job.namespace}/{job.name}"):
             try:
                 return await self._bring_forward(job)
-            except NotLeadingError:
+            except (NotLeadingError, RetryError):
                 raise
             except TrimtabError as error:
                 logger.warning("%s", error)
@@ -94,7 +94,7 @@ class Controller:
         outcome = await self._hands.carry_out(job, decision.actions, decided_at=decided_at)
         self._remember(job, decision, outcome)
         if outcome.failed:
-            raise RetryError(outcome.failed[0])
+            raise RetryError(outcome.failed[0], within_s=decision.requeue_after_s)
         if outcome.look_again or self._memories.of(job.uid).refused != observed.refused:
             return 0.0
         resync_s = RESYNC_S * random.uniform(0.9, 1.1)  # noqa: S311 -- spreads the resyncs

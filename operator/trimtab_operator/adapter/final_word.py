@@ -9,7 +9,7 @@ import math
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from trimtab.api.base import Model
 from trimtab_operator.model.observed import Pod, Progress
@@ -41,7 +41,7 @@ def read_final_word(pod: Pod, received: datetime) -> Progress | None:
         return None
     try:
         word = FinalWord.model_validate(json.loads(pod.exit_message))
-    except (ValueError, ValidationError):
+    except (ValueError, RecursionError):
         return None
     finite = {name: value for name, value in word.metrics.items() if math.isfinite(value)}
     return Progress(

@@ -79,9 +79,9 @@ class JobCache:
                 self.put(parked)
 
     def put_own(self, raw: JsonObject) -> None:
-        """Take the answer to our own write."""
+        """Take the answer to our own write. One that comes after the job's end does not bring it back."""
         metadata = raw["metadata"]
-        if self._is_news(metadata["uid"], metadata["resourceVersion"]):
+        if metadata["uid"] in self._jobs and self._is_news(metadata["uid"], metadata["resourceVersion"]):
             self._jobs[metadata["uid"]] = trim_job(raw)
 
     def remove(self, uid: str) -> None:

@@ -138,7 +138,6 @@ class PodWatch:
             except GoneError:
                 logger.info("the watch of pods is too old; listing them again")
                 version = ""
-                continue
             except KubeError as error:
                 logger.warning("watching pods: %s", error)
                 failures += 1

@@ -97,9 +97,9 @@ class Operator:
                 name=LEASE,
                 identity=self._frame.identity,
             )
+            stack.push_async_callback(election.release)
             if not await self._unless_stopped(election.acquire()):
                 return
-            stack.push_async_callback(election.release)
             await self._lead(guard=election.check, hold=election.hold)
 
     def _ready(self) -> str:

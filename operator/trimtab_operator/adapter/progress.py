@@ -28,7 +28,7 @@ import grpc.aio
 
 from trimtab.v1 import job_control_pb2 as pb
 from trimtab.v1 import job_control_pb2_grpc as rpc
-from trimtab_operator.adapter.trim import KnownPod
+from trimtab_operator.adapter.trim import MAX_WORDS, KnownPod
 from trimtab_operator.certs import COORDINATOR, JobCredentials, needs_rotation
 from trimtab_operator.constants import CONTROL_PORT
 from trimtab_operator.kube.errors import KubeError
@@ -234,18 +234,25 @@ class _Link:
             self._told()
 
     async def _connected(self) -> rpc.JobControlStub:
-        if self._stub is None or needs_rotation(self._valid_until, self._now()):
-            await self._close_channel()
-            pems = self._credentials().operator_pems(self._now())
-            self._valid_until = pems.not_after
-            self._channel = grpc.aio.secure_channel(
-                f"{_bracketed(self.address)}:{CONTROL_PORT}",
-                grpc.ssl_channel_credentials(
-                    root_certificates=pems.ca, private_key=pems.key, certificate_chain=pems.certificate
-                ),
-                options=_OPTIONS,
-            )
-            self._stub = rpc.JobControlStub(self._channel)  # type: ignore[no-untyped-call]
+        stub = self._stub
+        if stub is None or needs_rotation(self._valid_until, self._now()):
+            before, stub = self._channel, self._dial()
+            if before is not None:
+                # A call of the other task may be under way there: cut off, it would end that task.
+                await before.close(grace=CALL_TIMEOUT_S)
+        return stub
+
+    def _dial(self) -> rpc.JobControlStub:
+        pems = self._credentials().operator_pems(self._now())
+        self._valid_until = pems.not_after
+        self._channel = grpc.aio.secure_channel(
+            f"{_bracketed(self.address)}:{CONTROL_PORT}",
+            grpc.ssl_channel_credentials(
+                root_certificates=pems.ca, private_key=pems.key, certificate_chain=pems.certificate
+            ),
+            options=_OPTIONS,
+        )
+        self._stub = rpc.JobControlStub(self._channel)  # type: ignore[no-untyped-call]
         return self._stub
 
     async def _close_channel(self) -> None:
@@ -255,12 +262,12 @@ class _Link:
 
 
 def read_status(answer: pb.JobStatus, incarnation: int | None, received: datetime) -> Progress:
-    """A coordinator's answer as the model has it."""
+    """A coordinator's answer as the model has it; texts no longer than a status takes."""
     return Progress(
         attempt=answer.attempt,
         incarnation=incarnation,
         phase=answer.phase,
-        activity=answer.activity,
+        activity=answer.activity[:MAX_WORDS],
         step=answer.step,
         total_steps=answer.total_steps,
         epoch=answer.epoch,
@@ -269,9 +276,9 @@ def read_status(answer: pb.JobStatus, incarnation: int | None, received: datetim
         ready={role.role: role.ready for role in answer.roles},
         desired={role.role: role.desired for role in answer.roles},
         minimum={role.role: role.min_desired for role in answer.roles},
-        missing=", ".join(answer.missing),
+        missing=", ".join(answer.missing)[:MAX_WORDS],
         checkpoint_step=answer.checkpoint_step if answer.checkpoint_path else -1,
-        checkpoint_path=answer.checkpoint_path,
+        checkpoint_path=answer.checkpoint_path[:MAX_WORDS],
         restart_wishes=tuple(
             RestartWish(
                 role=wish.worker.role,
@@ -282,7 +289,7 @@ def read_status(answer: pb.JobStatus, incarnation: int | None, received: datetim
             for wish in answer.restart_requests
         ),
         reason=answer.reason,
-        message=answer.message,
+        message=answer.message[:MAX_WORDS],
         warnings=tuple(answer.warnings),
         received=received,
     )

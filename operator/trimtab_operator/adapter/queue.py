@@ -33,7 +33,14 @@ WORKERS: Final = 16
 
 
 class RetryError(KubeError):
-    """A handler's word that it wants to be called again, with backoff; it has logged why."""
+    """A handler's word that it wants to be called again, with backoff; it has logged why.
+
+    `within_s`: at the latest after so long, as it has something else to do then.
+    """
+
+    def __init__(self, message: str, *, within_s: float | None = None) -> None:
+        super().__init__(message)
+        self.within_s = within_s
 
 
 class KeyedQueue(Generic[Key]):
@@ -189,9 +196,12 @@ class KeyedQueue(Generic[Key]):
             return task.result(), False
         if isinstance(error, NotLeadingError):
             return MAX_BACKOFF_S, True  # the process is about to end
+        pause_s = self._backoff(key)
         if not isinstance(error, RetryError):
             logger.error("%s: failed", self._name(key), exc_info=error)
-        return self._backoff(key), True
+        elif error.within_s is not None:
+            pause_s = min(pause_s, max(error.within_s, FIRST_BACKOFF_S))
+        return pause_s, True
 
     def _backoff(self, key: Key) -> float:
         failures = self._failures.get(key, 0)

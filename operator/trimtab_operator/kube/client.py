@@ -81,8 +81,12 @@ class WatchEvent:
     object: JsonObject
 
 
-def open_session(config: ClusterConfig, *, connections: int = MAX_IN_FLIGHT + 8) -> aiohttp.ClientSession:
-    """A session that authenticates each request with the token of that moment."""
+def open_session(config: ClusterConfig) -> aiohttp.ClientSession:
+    """A session that authenticates each request with the token of that moment.
+
+    It has as many connections as are needed: calls are bounded by the client, and watches, one for each
+    namespace that is served, must not wait for one another.
+    """
 
     async def authenticate(
         request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
@@ -92,9 +96,9 @@ def open_session(config: ClusterConfig, *, connections: int = MAX_IN_FLIGHT + 8)
         return await handler(request)
 
     connector = (
-        aiohttp.TCPConnector(limit=connections, ssl=config.tls)
+        aiohttp.TCPConnector(limit=0, ssl=config.tls)
         if config.tls is not None
-        else aiohttp.TCPConnector(limit=connections)
+        else aiohttp.TCPConnector(limit=0)
     )
     return aiohttp.ClientSession(
         connector=connector,
@@ -130,11 +134,17 @@ class Client:
         """Read an object."""
         return await self._call("get", "GET", resource, namespace, name)
 
-    async def create(self, resource: Resource, namespace: str, manifest: JsonObject) -> JsonObject:
-        """POST an object. RefusedError, not ForbiddenError, where admission is the reason."""
+    async def create(
+        self, resource: Resource, namespace: str, manifest: JsonObject, *, dry_run: bool = False
+    ) -> JsonObject:
+        """POST an object. RefusedError, not ForbiddenError, where admission is the reason.
+
+        `dry_run`: everything is checked, and nothing made.
+        """
+        params = _STRICT | {"dryRun": "All"} if dry_run else _STRICT
         try:
             return await self._call(
-                "create", "POST", resource, namespace, body=manifest, params=_STRICT, write=True
+                "create", "POST", resource, namespace, body=manifest, params=params, write=True
             )
         except ForbiddenError as error:
             if error.code == HTTPStatus.FORBIDDEN and await self.may("create", resource, namespace):

@@ -59,6 +59,10 @@ class RefusedError(ApiError):
     """Admission refused the object: a quota, webhook, policy or the schema. Its words are for the user."""
 
 
+class InvalidError(RefusedError):
+    """The object itself is wrong: a field of it has a value that is not allowed, or is not known."""
+
+
 class GoneError(ApiError):
     """410: the resourceVersion or the continue token is too old; list again."""
 
@@ -87,4 +91,14 @@ def from_status(code: int, body: object, *, retry_after_s: float | None = None) 
     kind = _BY_CODE.get(code, ApiError)
     if code == 409 and reason == "AlreadyExists":
         kind = AlreadyExistsError
+    if _is_invalid(code, reason, status):
+        kind = InvalidError
     return kind(message, code=code, reason=reason, retry_after_s=retry_after_s)
+
+
+def _is_invalid(code: int, reason: str, status: JsonObject) -> bool:
+    """Whether the server blames the object. A policy's refusal has the same code, and names no field."""
+    if code == 400:
+        return reason == "BadRequest"
+    causes = (status.get("details") or {}).get("causes") or ()
+    return code == 422 and any(cause.get("field") for cause in causes)

@@ -15,6 +15,7 @@ from trimtab_operator.adapter.jobs import JobCache
 from trimtab_operator.adapter.memory import Memories
 from trimtab_operator.adapter.pods import PodCache
 from trimtab_operator.adapter.progress import Coordinators
+from trimtab_operator.builders.claim import run_claim
 from trimtab_operator.builders.config_map import resolved_manifest
 from trimtab_operator.builders.pods import pod_manifest
 from trimtab_operator.builders.resolve import resolve
@@ -269,6 +270,7 @@ async def test_coordinator_that_cannot_be_told_is_a_failure_in_words(hands) -> N
         JOB, [StopTraining(reason="suspended", grace_s=30)], decided_at=boot_clock()
     )
     assert outcome.failed == ["stop: the coordinator does not run"]
+    assert outcome.told == []
 
 
 def ensure(**counts: int) -> EnsureChildren:
@@ -308,22 +310,41 @@ async def test_children_of_a_job_that_runs_are_left_for_later_after_a_restart(ha
     assert world.calls == []
 
 
+async def test_child_that_is_refused_is_told(hands, world) -> None:
+    world.fails["PATCH", "/networkpolicies"] = [status(422, "Invalid", "spec.egress[0].ports: no such port")]
+    outcome = await hands.carry_out(JOB, [ensure()], decided_at=boot_clock())
+    assert outcome.told == ["children: spec.egress[0].ports: no such port"]
+
+
 async def test_claim_of_somebody_else_is_neither_adopted_nor_changed(hands, world) -> None:
     theirs = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "job-run"}}
     world.put("/api/v1/namespaces/ns/persistentvolumeclaims/job-run", theirs)
     outcome = await hands.carry_out(JOB, [ensure()], decided_at=boot_clock())
     assert outcome.failed == ["children: there is a PersistentVolumeClaim job-run which is not the job's"]
+    assert outcome.told == outcome.failed, "its people can do something about it"
     assert world.count("PATCH", "/persistentvolumeclaims") == 0
 
 
+@pytest.mark.parametrize(
+    ("size", "patches"),
+    [("512Mi", 1), ("1Gi", 0), ("1024Mi", 0), ("1.5Gi", 0), ("2Ei", 0)],
+    ids=["smaller", "the same", "the same in other words", "larger", "far larger"],
+)
+async def test_claim_of_the_job_grows_and_is_never_made_smaller(
+    hands, world, size: str, patches: int
+) -> None:
+    manifest = run_claim(RESOLVED) | {"spec": {"resources": {"requests": {"storage": size}}}}
+    world.put("/api/v1/namespaces/ns/persistentvolumeclaims/job-run", manifest)
+    outcome = await hands.carry_out(JOB, [ensure()], decided_at=boot_clock())
+    assert outcome.failed == []
+    assert world.count("PATCH", "/persistentvolumeclaims") == patches
+
+
 async def test_status_goes_with_version_and_uid_and_becomes_what_is_known(hands, world, jobs) -> None:
+    metadata = {"name": "job", "namespace": "ns", "uid": "uid-1", "resourceVersion": "5"}
+    jobs.put({"metadata": metadata | {"creationTimestamp": "2026-11-30T10:00:00Z"}, "spec": {}})
     await hands.write_status(JOB, JobStatus(phase="Pending", attempt=7001))
-    assert world.put_bodies[0]["metadata"] == {
-        "name": "job",
-        "namespace": "ns",
-        "uid": "uid-1",
-        "resourceVersion": "5",
-    }
+    assert world.put_bodies[0]["metadata"] == metadata
     assert world.put_bodies[0]["status"]["attempt"] == 7001
     known = jobs.get("uid-1")
     assert (known.resource_version, known.status.attempt) == ("101", 7001)

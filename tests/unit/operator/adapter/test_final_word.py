@@ -59,8 +59,21 @@ def test_numbers_that_are_not_finite_are_left_out_and_named() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    ["", "Traceback ...", word()[:40], word(phase="Running"), '{"trimtab": 2}', "[1]", word(step=-1)],
-    ids=["empty", "a log", "cut off", "not an end", "another version", "a list", "impossible step"],
+    [
+        "",
+        "Traceback ...",
+        word()[:40],
+        word(phase="Running"),
+        '{"trimtab": 2}',
+        "[1]",
+        word(step=-1),
+        '{"trimtab":' + "[" * 4000,
+        word(epoch=10**400),
+    ],
+    ids=[
+        *("empty", "a log", "cut off", "not an end", "another version", "a list", "impossible step"),
+        *("nested too deep", "a number beyond floats"),
+    ],
 )
 def test_what_is_no_final_word_is_none(message: str) -> None:
     assert read_final_word(coordinator(message), NOW) is None

@@ -96,6 +96,15 @@ def test_removed_job_is_told_once(cache: JobCache, changed: list[str]) -> None:
     assert cache.get("a") is None
 
 
+def test_answer_to_an_own_write_does_not_bring_a_job_back(cache: JobCache, changed: list[str]) -> None:
+    cache.put(job("a", 1))
+    with cache.writing("a"):
+        cache.remove("a")
+        cache.put_own(job("a", 2, step=7))
+    assert cache.get("a") is None
+    assert changed == ["a", "a"]
+
+
 def test_job_whose_status_cannot_be_read_is_left_alone(
     cache: JobCache, caplog: pytest.LogCaptureFixture
 ) -> None:

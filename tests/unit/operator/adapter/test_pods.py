@@ -106,6 +106,7 @@ class PodServer:
         self.watched_from: list[str] = []
         self.stream: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.gone = False
+        self.always_gone = False
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         assert request.query["labelSelector"] == SELECTOR
@@ -114,7 +115,7 @@ class PodServer:
             metadata = {"resourceVersion": str(self.version)}
             return web.json_response({"metadata": metadata, "items": self.listed})
         self.watched_from.append(request.query["resourceVersion"])
-        if self.gone:
+        if self.gone or self.always_gone:
             self.gone = False
             return web.json_response({"code": 410, "reason": "Expired"}, status=410)
         response = web.StreamResponse()
@@ -178,3 +179,9 @@ async def test_watch_that_is_too_old_lists_again_and_finds_what_is_gone(watch, s
     await _until(lambda: server.lists == 2 and len(cache.of_job("j")) == 1)
     assert cache.of_job("j")[0].pod.uid == "b"
     await _until(lambda: server.watched_from[-1] == "20")
+
+
+async def test_watch_that_is_always_too_old_is_not_asked_for_without_a_pause(watch, server) -> None:
+    server.always_gone = True
+    await asyncio.sleep(0.3)
+    assert 1 < server.lists < 15

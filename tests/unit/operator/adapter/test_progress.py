@@ -51,11 +51,14 @@ class FakeCoordinator(rpc.JobControlServicer):
         self.address = address
         self.status = pb.JobStatus(attempt=5001, phase="Starting")
         self.asked = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.stops: list[pb.StopRequest] = []
         self.sizes: list[pb.ResizeRequest] = []
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.JobStatus:  # noqa: N802
         self.asked += 1
+        await self.gate.wait()
         return self.status
 
     async def Stop(self, request: pb.StopRequest, context: object) -> pb.StopResponse:  # noqa: N802
@@ -253,3 +256,32 @@ async def test_certificate_that_runs_out_is_made_anew(links, coordinator, change
     links.ask_soon("uid-1")
     await _until(lambda: peer.asked > asked)
     assert len(made) == 2
+
+
+async def test_question_that_is_under_way_survives_a_new_certificate(links, coordinator, changed) -> None:
+    peer = await coordinator()
+    links.follow("uid-1", pod(peer.address), credentials)
+    await _until(lambda: changed)
+    peer.gate.clear()
+    links.ask_soon("uid-1")
+    await _until(lambda: peer.asked == 2)
+    links._links["uid-1"]._valid_until = datetime.now(UTC)
+    telling = asyncio.create_task(links.stop("uid-1", reason="suspended", grace_s=30))
+    await asyncio.sleep(0.05)
+    peer.status = pb.JobStatus(attempt=5001, phase="Stopping")
+    peer.gate.set()
+    await telling
+    await _until(lambda: links.latest("uid-1").phase == "Stopping")
+    links.ask_soon("uid-1")
+    await _until(lambda: peer.asked == 3)
+
+
+async def test_texts_that_no_status_would_take_are_cut(links, coordinator, changed) -> None:
+    peer = await coordinator()
+    peer.status = pb.JobStatus(
+        attempt=5001, activity="a" * 40_000, checkpoint_path="b" * 40_000, missing=["c" * 40_000]
+    )
+    links.follow("uid-1", pod(peer.address), credentials)
+    await _until(lambda: changed)
+    said = links.latest("uid-1")
+    assert {len(said.activity), len(said.checkpoint_path), len(said.missing)} == {4096}

@@ -124,6 +124,16 @@ async def test_error_is_tried_again_after_ever_longer_pauses(
     assert pauses[3] < 0.005, "a success starts the pauses over"
 
 
+async def test_failed_key_is_looked_at_again_when_it_has_something_else_to_do(
+    queue, handler, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr(queue, "_backoff", lambda key: 60.0)
+    handler.errors = [RetryError("a child is somebody else's", within_s=0.01)]
+    queue.add("a")
+    await _until(lambda: len(handler.calls) == 2)
+
+
 async def test_one_failing_key_does_not_keep_others_back(queue, handler) -> None:
     handler.errors = [ValueError("bug")]
     queue.add("a")

@@ -244,6 +244,32 @@ async def test_watch_that_fails_in_its_stream_raises_what_a_call_would(
     assert type(caught.value) is kind
 
 
+async def test_watches_of_many_namespaces_leave_room_for_calls(serve: Any) -> None:
+    over = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.json_response(POD)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await over.wait()
+        return response
+
+    client = Client(await serve(answer))
+
+    async def watch(namespace: str) -> None:
+        async for _ in client.watch(PODS, namespace, since="1"):
+            pass
+
+    watches = [asyncio.create_task(watch(f"team-{n}")) for n in range(60)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        assert await client.get(PODS, "team-1", "a") == POD
+    over.set()
+    await asyncio.gather(*watches)
+    await client.close()
+
+
 async def test_calls_under_way_are_bounded(serve: Any) -> None:
     under_way, most = 0, 0
 
