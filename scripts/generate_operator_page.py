@@ -41,7 +41,7 @@ HOW = f"""
   A look that failed is tried again, at first soon and in the end every {MAX_BACKOFF_S:.0f} s.
 - Its Service, Secret, NetworkPolicy, budgets and claim are applied when something about them changes, and
   every {CHILDREN_RESYNC_S / 60:.0f} minutes. An object of such a name that somebody else made is left alone,
-  and the log says so.
+  and an event says so.
 - Each running coordinator is asked for its progress every {POLL_S:.0f} s, and at once when a pod of the job
   has changed.
 - Once every {AUDIT_S:.0f} s the jobs are listed (by their metadata alone), so that nothing is missed where a

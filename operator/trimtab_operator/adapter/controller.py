@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
+from trimtab.api.conditions import Reason
 from trimtab.errors import TrimtabError
 from trimtab_operator.adapter.apply import Hands, Outcome
 from trimtab_operator.adapter.events import EventSink
@@ -27,7 +28,7 @@ from trimtab_operator.kube.client import Client
 from trimtab_operator.kube.election import boot_clock
 from trimtab_operator.kube.errors import ConflictError, NotFoundError, NotLeadingError
 from trimtab_operator.kube.resources import JOBS
-from trimtab_operator.model.actions import CreatePod, CreateResolved, Decision, EnsureChildren
+from trimtab_operator.model.actions import CreatePod, CreateResolved, Decision, EnsureChildren, Event
 from trimtab_operator.model.observed import Job
 from trimtab_operator.reconcile import reconcile
 
@@ -92,6 +93,8 @@ class Controller:
         for event in decision.events:
             self._events.publish(job, event)
         outcome = await self._hands.carry_out(job, decision.actions, decided_at=decided_at)
+        for text in outcome.told:
+            self._events.publish(job, Event(type="Warning", reason=Reason.OBJECT_NOT_MADE, message=text))
         self._remember(job, decision, outcome)
         if outcome.failed:
             raise RetryError(outcome.failed[0], within_s=decision.requeue_after_s)

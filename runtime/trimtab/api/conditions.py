@@ -109,4 +109,8 @@ class Reason(_Named):
     POD_REPLACED = "PodReplaced", "A pod is replaced; the message says why."
     POD_FORCED = "PodForced", "A pod on a dead node was deleted by force."
     SCALED = "Scaled", "The number of rollout replicas was changed."
+    OBJECT_NOT_MADE = (
+        "ObjectNotMade",
+        "An object that the job needs was refused, or its name is taken; the message says which.",
+    )
     CLEANED_UP = "CleanedUp", "Pods or the job were removed after its end."
