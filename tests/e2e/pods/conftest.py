@@ -123,11 +123,12 @@ class Cluster:
         resolved.save(self.job_path)
         self._incarnations.clear()
 
-    def start(self, role: str, replica: int = 0, *, uid: str = UID) -> Pod:
+    def start(self, role: str, replica: int = 0, *, node: int = 0, uid: str = UID) -> Pod:
         """A pod for this place, of its next incarnation; a coordinator's address is published."""
         number = next(self._numbers)
-        incarnation = self._incarnations.get(f"{role}-{replica}", 0) + 1
-        self._incarnations[f"{role}-{replica}"] = incarnation
+        place = f"{role}-{replica}-{node}"
+        incarnation = self._incarnations.get(place, 0) + 1
+        self._incarnations[place] = incarnation
         address = f"127.0.1.{number}"
         termination = self.folder / f"termination-{number}"
         termination.touch()
@@ -135,14 +136,14 @@ class Cluster:
             job_path=self.job_path,
             role=role,
             replica=replica,
-            node=0,
+            node=node,
             incarnation=incarnation,
             coordinator=self.names.target(PORT),
             host=address,
             termination_log=termination,
             tls_dir=self.mount(COORDINATOR if role == COORDINATOR else WORKER, uid=uid).path,
         )
-        log = self.folder / f"{number:02d}-{role}-{replica}-{incarnation}.log"
+        log = self.folder / f"{number:02d}-{place}-{incarnation}.log"
         variables = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder),

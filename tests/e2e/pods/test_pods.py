@@ -1,5 +1,6 @@
 """A whole job as in a cluster: certificates, pods that come and go at other addresses, and how it ends."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,32 @@ def test_evicted_pods_leave_and_are_replaced_while_the_job_loses_no_step(cluster
     assert steps_of(cluster) == list(range(1, 9))
     assert all(line["training/num_responses"] == 16 for line in cluster.metrics())
     assert all(line["rollout/logprob_diff_mean"] < 1e-3 for line in cluster.metrics())
+
+
+def test_drain_of_either_pod_of_an_actor_takes_the_whole_actor_away_with_a_checkpoint(cluster):
+    cluster.spec["spec"]["roles"]["actor"]["nodes"] = 2
+    cluster.spec["spec"]["deadlines"]["stopGraceSeconds"] = 3
+    cluster.begin()
+    coordinator, rollout, reward = (cluster.start(role) for role in ("coordinator", "rollout", "reward"))
+    actor = [cluster.start("actor", node=node) for node in range(2)]
+    step = 0
+    for drained in (1, 0):  # 0 is where the ranks meet
+        held = cluster.until_held_up(after_step=step + 1)
+        step = held.step
+        actor[drained].terminate()
+        assert [pod.wait() for pod in actor] == [ExitCode.RESTART_REQUESTED] * 2
+        left = cluster.until(lambda s: len(s.restart_requests) == 1, what="the actor is asked for")
+        assert (left.phase, left.step, left.checkpoint_step) == ("Recovering", step, step)
+        record = json.loads((Path(left.checkpoint_path) / "actor" / "actor.json").read_text())
+        assert (record["applied_step"], record["world_size"]) == (step, 2)
+        assert "SIGTERM" in actor[drained].log.read_text()
+        assert "SIGTERM" not in actor[1 - drained].log.read_text()
+        actor = [cluster.start("actor", node=node) for node in range(2)]
+        cluster.open_gate()
+    assert coordinator.wait() == ExitCode.OK
+    assert [pod.wait() for pod in (*actor, rollout, reward)] == [0, 0, 0, 0]
+    assert steps_of(cluster) == list(range(1, 9))
+    assert all(line["training/num_responses"] == 16 for line in cluster.metrics())
 
 
 def test_job_is_resized_while_it_runs_and_stopped_and_resumed_by_another_attempt(cluster):
