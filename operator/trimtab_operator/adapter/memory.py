@@ -19,6 +19,11 @@ class JobMemory:
     """Access modes of the claims that the job's volumes name."""
     claims_generation: int = -1
     """Of the spec that they were looked up for."""
+    claims_at: float = 0.0
+    pod_problems: tuple[str, ...] = ()
+    """What the API server finds wrong in the job's pods."""
+    pod_problems_generation: int = -1
+    """Of the spec that it was asked about."""
     refused_pod: str = ""
     """Why the API server last refused to create a pod."""
     refused_child: str = ""

@@ -5,14 +5,17 @@ access modes of the claims that a spec names, before a start. Also decides which
 one of the newest incarnation, while it runs.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Final
 
 from trimtab.api.conditions import Phase
 from trimtab_operator.adapter.final_word import read_final_word
 from trimtab_operator.adapter.memory import JobMemory, Memories
 from trimtab_operator.adapter.pods import PodCache
 from trimtab_operator.adapter.progress import Coordinators
+from trimtab_operator.adapter.rehearsal import pod_problems
 from trimtab_operator.adapter.trim import KnownPod
 from trimtab_operator.builders.config_map import load_resolved
 from trimtab_operator.certs import JobCredentials
@@ -23,8 +26,11 @@ from trimtab_operator.kube.resources import CLAIMS, CONFIG_MAPS
 from trimtab_operator.model.observed import Job, Observed, Progress
 from trimtab_operator.model.resolved import Resolved, Settings
 from trimtab_operator.reconcile.finishing import is_finished
-from trimtab_operator.reconcile.spec import read_spec
+from trimtab_operator.reconcile.spec import is_ours, read_spec
 from trimtab_operator.reconcile.units import has_ended
+
+CLAIMS_S: Final = 50.0
+"""Access modes that were looked up longer ago are looked up again: a claim is replaced by one of its name."""
 
 
 class Observer:
@@ -40,6 +46,7 @@ class Observer:
         settings: Settings,
         credentials: Callable[[Job], JobCredentials],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._pods = pods
@@ -48,6 +55,7 @@ class Observer:
         self._settings = settings
         self._credentials = credentials
         self._now = now
+        self._clock = clock
 
     async def look(self, job: Job) -> Observed:
         """Everything about one job, as of now."""
@@ -60,6 +68,7 @@ class Observer:
             progress=self._progress(job, pods),
             resolved=await self._resolved(job, memory),
             claims=await self._claims(job, memory),
+            pod_problems=await self._pod_problems(job, memory),
             settings=self._settings,
             refused=memory.refused,
         )
@@ -93,11 +102,12 @@ class Observer:
         return memory.resolved
 
     async def _claims(self, job: Job, memory: JobMemory) -> Mapping[str, tuple[str, ...]] | None:
-        """Looked up anew for each generation, where the job may be about to start from it."""
-        state = job.status.resolved
-        if state is not None and state.generation == job.generation:
+        """Looked up anew for each generation that the job is about to start from, and after a while."""
+        now = self._clock()
+        if not _is_about_to_start(job):
             return None
-        if memory.claims is None or memory.claims_generation != job.generation:
+        old = memory.claims_generation != job.generation or now - memory.claims_at >= CLAIMS_S
+        if memory.claims is None or old:
             found: dict[str, tuple[str, ...]] = {}
             for name in read_spec(job).claims:
                 try:
@@ -105,5 +115,22 @@ class Observer:
                 except NotFoundError:
                     continue
                 found[name] = tuple(claim.get("spec", {}).get("accessModes") or ())
-            memory.claims, memory.claims_generation = found, job.generation
+            memory.claims, memory.claims_generation, memory.claims_at = found, job.generation, now
         return memory.claims
+
+    async def _pod_problems(self, job: Job, memory: JobMemory) -> tuple[str, ...]:
+        """Asked anew for each generation that the job is about to start from."""
+        if not _is_about_to_start(job):
+            return ()
+        if memory.pod_problems_generation != job.generation:
+            memory.pod_problems = await pod_problems(self._client, job, self._settings)
+            memory.pod_problems_generation = job.generation
+        return memory.pod_problems
+
+
+def _is_about_to_start(job: Job) -> bool:
+    """For the first time, or after it was held."""
+    status = job.status
+    if job.deleted is not None or is_finished(status) or job.spec.get("suspend") or not is_ours(job.spec):
+        return False
+    return status.starts == 0 or status.stop is not None

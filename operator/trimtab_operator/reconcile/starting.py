@@ -34,6 +34,8 @@ from trimtab_operator.reconcile.units import Survey, survey
 EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 STARTS_PER_SECOND: Final = 1000
 CLAIMS_AGAIN_S = 2.0
+STORAGE_AGAIN_S = 60.0
+"""A claim may be replaced by one that several nodes can write, which no event tells."""
 ACCEPTED: Final = Say("True", Reason.ACCEPTED)
 
 
@@ -58,7 +60,10 @@ def start(draft: Draft, reading: Reading) -> Outlook:
         return Outlook(stage=Stage.INVALID, validated=_refusal(tuple(map(str, error.problems))))
     unshared = storage_problem(resolved.resolved_job.job.spec, draft.observed.claims)
     if unshared is not None:
+        draft.clock.soon(STORAGE_AGAIN_S)
         return Outlook(stage=Stage.INVALID, validated=Say("False", Reason.STORAGE_NOT_SHARED, unshared))
+    if draft.observed.pod_problems:
+        return Outlook(stage=Stage.INVALID, validated=_refusal(draft.observed.pod_problems))
     draft.update(start_time=draft.clock.now, budget=BudgetState())
     return begin(draft, resolved, reading.live, starts=starts)
 

@@ -1,5 +1,6 @@
 """Whole looks at a job: what is seen, decided, written and done, against a peer that keeps objects."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,17 +78,22 @@ async def controller(connect: Connect, world: World, heard: Heard, jobs: JobCach
     )
 
 
-def raw_job(**spec: Any) -> dict[str, Any]:
-    """The small job as the API server sends it."""
-    metadata = {"name": "job", "namespace": "ns", "uid": "uid-1", "resourceVersion": "5", "generation": 1}
-    return {
-        "metadata": metadata | {"creationTimestamp": "2026-11-30T10:00:00Z"},
-        "spec": {**JOB.spec, **spec},
-    }
+JOB_PATH = "/apis/trimtab.dev/v1alpha1/namespaces/ns/rltrainingjobs/job"
 
 
-async def test_first_look_makes_pods_and_children_and_says_so(controller, jobs, world, heard) -> None:
-    jobs.put(raw_job())
+@pytest.fixture
+def submit(jobs: JobCache, world: World) -> Callable[..., None]:
+    """Apply the small job, with other fields of its spec."""
+
+    def put(**spec: Any) -> None:
+        metadata = {"name": "job", "uid": "uid-1", "generation": 1}
+        jobs.put(world.put(JOB_PATH, {"metadata": metadata, "spec": {**JOB.spec, **spec}}))
+
+    return put
+
+
+async def test_first_look_makes_pods_and_children_and_says_so(controller, submit, jobs, world, heard) -> None:
+    submit()
     assert await controller.look("uid-1") > 0
     assert world.count("POST", "/pods") == 4
     assert world.count("PATCH", "/services/job") == 1
@@ -95,12 +101,78 @@ async def test_first_look_makes_pods_and_children_and_says_so(controller, jobs, 
     assert "PodsCreated" in [event.reason for event in heard.events]
 
 
-async def test_object_of_somebody_else_is_told_to_the_jobs_people(controller, jobs, world, heard) -> None:
+async def test_object_of_somebody_else_is_told_to_the_jobs_people(controller, submit, world, heard) -> None:
     theirs = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "job-run"}}
     world.put("/api/v1/namespaces/ns/persistentvolumeclaims/job-run", theirs)
-    jobs.put(raw_job())
+    submit()
     with pytest.raises(RetryError):
         await controller.look("uid-1")
     (told,) = [event for event in heard.events if event.reason == "ObjectNotMade"]
     assert told.type == "Warning"
     assert "PersistentVolumeClaim job-run which is not the job's" in told.message
+
+
+UNKNOWN = {"kind": "Status", "code": 400, "reason": "BadRequest", "message": 'unknown field "spec.tolerate"'}
+MISSING = {
+    "kind": "Status",
+    "code": 422,
+    "reason": "Invalid",
+    "message": "spec.containers[1].image: Required value",
+    "details": {"causes": [{"field": "spec.containers[1].image", "reason": "FieldValueRequired"}]},
+}
+QUOTA = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "exceeded quota"}
+POLICY = {"kind": "Status", "code": 422, "reason": "Invalid", "details": {"causes": [{"message": "no"}]}}
+TEMPLATE = {"actor": {"podTemplate": {"spec": {"tolerate": []}}}}
+
+
+@pytest.mark.parametrize(
+    ("refusals", "words"),
+    [
+        ([UNKNOWN], 'the pods of actor: unknown field "spec.tolerate"'),
+        ([MISSING], "the pods of actor: spec.containers[1].image: Required value"),
+        ([QUOTA], ""),
+        ([POLICY], ""),
+        ([UNKNOWN, UNKNOWN], ""),
+    ],
+    ids=["an unknown field", "a missing field", "a quota", "a policy", "a webhook that knows no dry run"],
+)
+async def test_pod_template_is_tried_before_anything_is_made(
+    controller, submit, jobs, world, refusals: list[dict[str, Any]], words: str
+) -> None:
+    world.dry_run_refusals = list(refusals)
+    submit(roles=TEMPLATE)
+    await controller.look("uid-1")
+    validated = next(each for each in jobs.get("uid-1").status.conditions if each.type == "Validated")
+    assert validated.message == words
+    if not words:
+        assert validated.status == "True"
+        assert len(world.objects) > 4
+        return
+    assert (validated.status, validated.reason) == ("False", "InvalidSpec")
+    assert set(world.objects) == {JOB_PATH}
+    calls = len(world.calls)
+    await controller.look("uid-1")
+    assert len(world.calls) == calls, "asked once for each generation"
+
+
+async def test_job_without_free_form_parts_is_not_tried(controller, submit, world) -> None:
+    world.dry_run_refusals = [UNKNOWN] * 9
+    submit()
+    await controller.look("uid-1")
+    assert len(world.dry_run_refusals) == 9
+
+
+async def test_claim_of_one_node_that_is_replaced_is_seen(
+    controller, submit, jobs, world, monkeypatch
+) -> None:
+    monkeypatch.setattr("trimtab_operator.adapter.observe.CLAIMS_S", 0.0)
+    path = "/api/v1/namespaces/ns/persistentvolumeclaims/runs"
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"}}
+    world.put(path, claim | {"spec": {"accessModes": ["ReadWriteOnce"]}})
+    volume = {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}}
+    submit(storage={"volume": {"name": "runs"}}, volumes=[volume])
+    assert await controller.look("uid-1") <= 60, "no event tells that a claim is another one"
+    assert jobs.get("uid-1").status.conditions[0].reason == "StorageNotShared"
+    world.put(path, claim | {"spec": {"accessModes": ["ReadWriteMany"]}})
+    await controller.look("uid-1")
+    assert jobs.get("uid-1").status.conditions[0].reason == "Accepted"

@@ -51,7 +51,10 @@ def plan(role: str = "actor", incarnation: int = 1) -> PodPlan:
 
 
 class World:
-    """Objects by path; `fails` maps (method, part of the path) to answers that come first."""
+    """Objects by path; `fails` maps (method, part of the path) to answers that come first.
+
+    `dry_run_refusals` are the answers to dry runs, which are accepted after them.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -59,6 +62,7 @@ class World:
         self.fails: dict[tuple[str, str], list[web.Response]] = {}
         self.calls: list[tuple[str, str]] = []
         self.put_bodies: list[dict[str, Any]] = []
+        self.dry_run_refusals: list[dict[str, Any]] = []
 
     def put(self, path: str, raw: dict[str, Any]) -> dict[str, Any]:
         self.version += 1
@@ -77,11 +81,7 @@ class World:
             if method == request.method and part in request.path and answers:
                 return answers.pop(0)
         if request.method == "POST":
-            raw = await request.json()
-            path = f"{request.path}/{raw['metadata']['name']}"
-            if path in self.objects:
-                return status(409, "AlreadyExists")
-            return web.json_response(self.put(path, raw), status=201)
+            return await self._post(request)
         if request.method == "GET" and request.path.endswith("/pods"):
             pods = [raw for path, raw in self.objects.items() if "/pods/" in path]
             return web.json_response({"metadata": {"resourceVersion": "1"}, "items": pods})
@@ -89,7 +89,7 @@ class World:
             return web.json_response(self.put(request.path, await request.json()))
         if request.method == "PUT":
             self.put_bodies.append(await request.json())
-            return web.json_response(self.put(request.path, self.put_bodies[-1]))
+            return web.json_response(self._replace(request.path, self.put_bodies[-1]))
         if request.path not in self.objects:
             return status(404, "NotFound")
         if request.method == "DELETE":
@@ -98,6 +98,24 @@ class World:
                 return status(409, "Conflict")
             return web.json_response(self.objects.pop(request.path))
         return web.json_response(self.objects[request.path])
+
+    async def _post(self, request: web.Request) -> web.Response:
+        if "dryRun" in request.query:
+            refusal = self.dry_run_refusals.pop(0) if self.dry_run_refusals else None
+            return web.json_response(refusal or {}, status=refusal["code"] if refusal else 201)
+        if request.path.endswith("/selfsubjectaccessreviews"):
+            return web.json_response({"status": {"allowed": True}})
+        raw = await request.json()
+        path = f"{request.path}/{raw['metadata']['name']}"
+        if path in self.objects:
+            return status(409, "AlreadyExists")
+        return web.json_response(self.put(path, raw), status=201)
+
+    def _replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """PUT: of a status, the rest of the object stays as it is."""
+        path = path.removesuffix("/status")
+        before = self.objects.get(path, {})
+        return self.put(path, before | body | {"metadata": before.get("metadata", {}) | body["metadata"]})
 
     def count(self, method: str, part: str) -> int:
         return sum(method == each and part in path for each, path in self.calls)
