@@ -1,8 +1,8 @@
 """One look at one job: observe, decide, write, act. The queue's handler.
 
     look (caches, a read where something is not known) -> reconcile (pure) -> status PUT -> actions, events
-                                                              |-- conflict: read the job again, decide again
-                                                              |-- the job is gone: forget it
+      ^-- the job's pods listed, to be sure of them --|              |-- conflict: read the job, decide again
+                                                                     |-- the job is gone: forget it
 
 Comes back by itself when `reconcile` asks for it, at the latest after RESYNC_S, whatever happens.
 """
@@ -82,6 +82,11 @@ class Controller:
         observed = await self._observer.look(job)
         decided_at = boot_clock()
         decision = reconcile(observed, self._now())
+        if decision.list_pods:
+            await self._observer.list_pods(job)
+            observed = await self._observer.look(job, pods_listed=True)
+            decided_at = boot_clock()
+            decision = reconcile(observed, self._now())
         if decision.status != job.status:
             try:
                 await self._hands.write_status(job, decision.status)

@@ -1,8 +1,9 @@
 """Puts together what `reconcile` looks at: from the caches, and from the few things that are read on demand.
 
-Read on demand are the resolved spec of the attempt (once per attempt and life of the operator), and the
-access modes of the claims that a spec names, before a start. Also decides which coordinator is polled: the
-one of the newest incarnation, while it runs.
+Read on demand are the resolved spec of the attempt (once per attempt and life of the operator), the access
+modes of the claims that a spec names, before a start, and the job's pods, where `reconcile` does not trust
+the cache with what it is about to decide. Also decides which coordinator is polled: the one of the newest
+incarnation, while it runs.
 """
 
 import time
@@ -16,13 +17,13 @@ from trimtab_operator.adapter.memory import JobMemory, Memories
 from trimtab_operator.adapter.pods import PodCache
 from trimtab_operator.adapter.progress import Coordinators
 from trimtab_operator.adapter.rehearsal import pod_problems
-from trimtab_operator.adapter.trim import KnownPod
+from trimtab_operator.adapter.trim import KnownPod, version_number
 from trimtab_operator.builders.config_map import load_resolved
 from trimtab_operator.certs import JobCredentials
-from trimtab_operator.constants import COORDINATOR
+from trimtab_operator.constants import COORDINATOR, LABEL_JOB_UID
 from trimtab_operator.kube.client import Client
 from trimtab_operator.kube.errors import NotFoundError
-from trimtab_operator.kube.resources import CLAIMS, CONFIG_MAPS
+from trimtab_operator.kube.resources import CLAIMS, CONFIG_MAPS, PODS
 from trimtab_operator.model.observed import Job, Observed, Progress
 from trimtab_operator.model.resolved import Resolved, Settings
 from trimtab_operator.reconcile.finishing import is_finished
@@ -57,14 +58,15 @@ class Observer:
         self._now = now
         self._clock = clock
 
-    async def look(self, job: Job) -> Observed:
-        """Everything about one job, as of now."""
+    async def look(self, job: Job, *, pods_listed: bool = False) -> Observed:
+        """Everything about one job, as of now; `pods_listed`: after `list_pods`."""
         memory = self._memories.of(job.uid)
         # A pod of another namespace that claims to be of this job is somebody's attempt to be believed.
         pods = [known for known in self._pods.of_job(job.uid) if known.namespace == job.namespace]
         return Observed(
             job=job,
             pods=tuple(known.pod for known in pods),
+            pods_listed=pods_listed,
             progress=self._progress(job, pods),
             resolved=await self._resolved(job, memory),
             claims=await self._claims(job, memory),
@@ -72,6 +74,19 @@ class Observer:
             settings=self._settings,
             refused=memory.refused,
         )
+
+    async def list_pods(self, job: Job) -> None:
+        """Bring the cache up to what the API server has of the job's pods at this moment."""
+        seen: set[str] = set()
+        version = ""
+        selector = f"{LABEL_JOB_UID}={job.uid}"
+        async for page in self._client.pages(PODS, job.namespace, label_selector=selector):
+            version = page.resource_version
+            for raw in page.items:
+                known = self._pods.put(raw)
+                if known is not None:
+                    seen.add(known.pod.uid)
+        self._pods.keep_only(seen, namespace=job.namespace, version=version_number(version), job_uid=job.uid)
 
     def _progress(self, job: Job, pods: Iterable[KnownPod]) -> Progress | None:
         attempt = job.status.attempt

@@ -81,11 +81,16 @@ class PodCache:
         if old is not None:
             self._changed(old, None)
 
-    def keep_only(self, seen: set[str], *, namespace: str | None, version: int) -> None:
-        """After a list of a namespace (None: all): pods that were not in it, and are not newer, are gone."""
+    def keep_only(
+        self, seen: set[str], *, namespace: str | None, version: int, job_uid: str | None = None
+    ) -> None:
+        """After a list of a namespace (None: all): pods that were not in it, and are not newer, are gone.
+
+        `job_uid`: the list was of that job's pods alone.
+        """
         missing = [
             known
-            for known in self.all()
+            for known in (self.all() if job_uid is None else self.of_job(job_uid))
             if known.pod.uid not in seen and known.version <= version and namespace in (None, known.namespace)
         ]
         for known in missing:

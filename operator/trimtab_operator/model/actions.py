@@ -115,5 +115,11 @@ class Decision:
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     """Published once the status is written."""
+    list_pods: bool = False
+    """Nothing is decided yet: list the job's pods from the API server, and decide again (`pods_listed`).
+
+    Asked for where a decision that cannot be taken back would rest on a pod that is not there, or is not
+    placed yet: a cache does not know of what was created, or happened, just now. As the job was observed
+    before the list, whatever another operator does between the two makes the status write fail."""
     requeue_after_s: float | None = None
     """Look again after this; None: only when something changes (or at the resync)."""

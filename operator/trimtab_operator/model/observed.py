@@ -124,6 +124,9 @@ class Observed:
     job: Job
     pods: tuple[Pod, ...] = ()
     """Pods that carry the job's uid, those being deleted included."""
+    pods_listed: bool = False
+    """Whether the API server has listed them since `job` was observed; else they come from a cache, which may
+    be behind: see `Decision.list_pods`."""
     progress: Progress | None = None
     """None: nothing heard yet, in this process's life or this attempt."""
     resolved: Resolved | None = None

@@ -37,6 +37,8 @@ def reconcile(observed: Observed, now: datetime) -> Decision:
     draft = Draft(observed=observed, clock=Clock(now), status=job.status)
     force_delete(draft)
     outlook = _decide(draft)
+    if draft.list_pods:
+        return Decision(status=job.status, list_pods=True)
     status = settle(job.status, _status_of(draft, outlook), draft.clock)
     return Decision(
         status=status,

@@ -27,6 +27,8 @@ class Draft:
 
     @property
     def job(self) -> Job:
+    list_pods: bool = False
+    """Whether it rests on pods that may be old news."""
         """The custom object."""
         return self.observed.job
 
@@ -45,6 +47,10 @@ class Draft:
     def act(self, action: Action) -> None:
         """Have something done once the status is written."""
         self.actions.append(action)
+    def make_sure(self) -> None:
+        """Decide on pods that the API server has listed alone: what follows cannot be taken back."""
+        self.list_pods = not self.observed.pods_listed
+
 
     def tell(self, kind: Literal["Normal", "Warning"], reason: Reason, message: str) -> None:
         """Publish an event once the status is written."""

@@ -1,6 +1,7 @@
 """Which units a job should have, and which pods are created and deleted for them."""
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 from trimtab.api.conditions import Reason
 from trimtab.api.status import RoleState, UnitState
@@ -11,6 +12,7 @@ from trimtab_operator.model.actions import ACT_WITHIN_S, CreatePod, DeletePod, E
 from trimtab_operator.model.observed import Progress
 from trimtab_operator.model.plan import PodGroup, PodPlan
 from trimtab_operator.model.resolved import Resolved
+from trimtab_operator.reconcile.clock import Clock
 from trimtab_operator.reconcile.draft import Draft
 from trimtab_operator.reconcile.spec import Live
 from trimtab_operator.reconcile.units import EXCLUSIVE, Survey, Unit, has_ended, split_name
@@ -28,11 +30,25 @@ def groups_of(resolved: Resolved, live: Live) -> tuple[PodGroup, ...]:
     return pod_groups(resolved, rollout_replicas=live.rollout_replicas, reward_replicas=live.reward_replicas)
 
 
-def new_ledger(groups: Sequence[PodGroup]) -> tuple[UnitState, ...]:
-    """The units of a new attempt."""
-    return tuple(
-        UnitState(name=f"{group.roles[0]}-{replica}") for group in groups for replica in range(group.replicas)
-    )
+def new_ledger(
+    groups: Sequence[PodGroup], before: Sequence[UnitState], clock: Clock
+) -> tuple[UnitState, ...]:
+    """The units of a new attempt; none is made while a create of the attempt before may be under way."""
+    held = {unit.name: _held_until(unit, clock) for unit in before}
+    names = [f"{group.roles[0]}-{replica}" for group in groups for replica in range(group.replicas)]
+    return tuple(UnitState(name=name, not_before=held.get(name)) for name in names)
+
+
+def _held_until(unit: UnitState, clock: Clock) -> datetime | None:
+    """Until when pods of the unit that were asked for may still come into being; None: they do not."""
+    asked = unit.created is not None and not unit.seen
+    until = creates_over(unit.created) if asked else unit.not_before
+    return None if until is None or until <= clock.now else min(until, clock.after(ASK_AGAIN_S))
+
+
+def creates_over(asked: datetime | None) -> datetime | None:
+    """When no create that was decided on at that time can be under way any more: see ACT_WITHIN_S."""
+    return None if asked is None else asked + timedelta(seconds=ASK_AGAIN_S)
 
 
 def scaled(ledger: tuple[UnitState, ...], groups: Sequence[PodGroup]) -> tuple[UnitState, ...]:
@@ -103,6 +119,8 @@ def create_pods(draft: Draft, units: Survey, resolved: Resolved) -> None:
     """Ask for the pods that are missing, where nothing stands against it."""
     for unit in units.wanted:
         if unit.missing and _may_create(draft, unit):
+            if unit.state.created is not None:
+                draft.make_sure()
             unit.change(created=draft.clock.now, not_before=None)
             draft.clock.soon(ASK_AGAIN_S)
             for node in unit.missing:

@@ -10,7 +10,7 @@ from trimtab_operator.model.observed import Progress, RestartWish
 from trimtab_operator.model.resolved import Settings
 from trimtab_operator.reconcile.draft import Draft
 from trimtab_operator.reconcile.failures import Severity, Verdict
-from trimtab_operator.reconcile.plan import ASK_AGAIN_S
+from trimtab_operator.reconcile.plan import creates_over
 from trimtab_operator.reconcile.progress import of_attempt
 from trimtab_operator.reconcile.units import Survey, Unit
 
@@ -22,10 +22,7 @@ _ENDING = ("Stopping", "Stopped", "Complete", "Failed")
 def restart(draft: Draft, unit: Unit, why: str, *, pause_s: float = 0.0) -> None:
     """Give a unit its next incarnation, to be created after the pause; its pods are then outdated."""
     state, now = unit.state, draft.clock.now
-    earliest = draft.clock.after(pause_s)
-    if state.created is not None:
-        # A create of the incarnation before may be under way for so long: see ACT_WITHIN_S.
-        earliest = max(earliest, state.created + (draft.clock.after(ASK_AGAIN_S) - now))
+    earliest = max(draft.clock.after(pause_s), creates_over(state.created) or now)
     unit.change(
         incarnation=state.incarnation + 1,
         restarts=state.restarts + 1,

@@ -131,6 +131,8 @@ def _end_or_restart(
         return _again(draft, resolved, live)
     if final is not None and final.phase == Phase.FAILED and not _excused(final, around):
         return end_by(draft, final)
+    if any(unit.state.seen and unit.missing for unit in units.wanted):
+        draft.make_sure()
     verdicts = [(unit, verdict) for unit in units.wanted if (verdict := judge(unit, around)) is not None]
     for _, verdict in verdicts:
         if verdict.severity is Severity.FATAL:
@@ -169,6 +171,7 @@ def _pending(draft: Draft, units: Survey, resolved: Resolved, live: Live) -> Out
         return None
     if not draft.clock.been(limit_s, since):
         return None
+    draft.make_sure()
     pause = release_pause_s(draft, limit_s)
     draft.tell(
         "Warning",
@@ -193,6 +196,7 @@ def _stuck(draft: Draft, units: Survey, resolved: Resolved) -> Outlook | None:
             unit.change(stuck_since=since)
         limit_s = draft.observed.settings.image_pull_deadline_s
         if draft.clock.been(limit_s, since):
+            draft.make_sure()
             return fail(draft, stuck_reason(pod), _stuck_text(unit, pod, resolved, limit_s))
     return None
 

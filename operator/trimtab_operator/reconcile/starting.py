@@ -91,7 +91,7 @@ def begin(draft: Draft, resolved: Resolved, live: Live, *, starts: int, pause_s:
         starts=starts,
         attempt=resolved.attempt,
         resolved=state_of(resolved),
-        units=new_ledger(groups),
+        units=new_ledger(groups, draft.status.units, draft.clock),
         stop=None,
         pending_since=None,
         release_until=draft.clock.after(pause_s) if pause_s else None,

@@ -1,6 +1,6 @@
 """spec.suspend of a job that runs: a checkpoint is written, the pods go, and the job is held.
 
-    stop.since set --the coordinator ends, or cannot--> stop.saved --no pods--> stop.done
+    stop.since set --the coordinator ends, or cannot--> stop.saved --no pods, and none to come--> stop.done
 
 Begun, a stop is gone through with: a job that is to run again meanwhile is resumed when it is done.
 """
@@ -9,15 +9,17 @@ from datetime import datetime, timedelta
 
 from trimtab.api.conditions import Phase, Reason
 from trimtab.api.status import StopState
+from trimtab_operator.builders.groups import pod_groups
 from trimtab_operator.model.actions import StopTraining
 from trimtab_operator.model.observed import Pod, Progress
 from trimtab_operator.reconcile.draft import Draft
 from trimtab_operator.reconcile.finishing import end_by
 from trimtab_operator.reconcile.outlook import Outlook, Stage
+from trimtab_operator.reconcile.plan import ASK_AGAIN_S, note_seen
 from trimtab_operator.reconcile.progress import coordinator_pod, final_word, present
 from trimtab_operator.reconcile.spec import read_spec
 from trimtab_operator.reconcile.starting import held, start, wants_suspend
-from trimtab_operator.reconcile.units import has_ended
+from trimtab_operator.reconcile.units import has_ended, survey
 
 MARGIN_S = 30.0
 """On top of the job's own deadlines, for messages and for the end of the processes."""
@@ -40,6 +42,7 @@ def go_on(draft: Draft) -> Outlook:
     final = final_word(draft)
     if final is not None and not stop.done and _is_the_end(final):
         return end_by(draft, final)
+    _note_seen(draft)
     if stop.saved is None:
         saved = _outcome(draft, stop, final)
         if saved is None:
@@ -49,10 +52,11 @@ def go_on(draft: Draft) -> Outlook:
     for pod in draft.observed.pods:
         draft.delete(pod, "the job is suspended")
     if not stop.done:
-        if draft.observed.pods:
+        if pods or _creates_under_way(draft, stop):
             return Outlook(stage=Stage.STOPPING, progress=final)
         draft.update(stop=stop.model_copy(update={"done": True}), units=(), rollout_replicas=0)
     reading = read_spec(draft.job)
+        draft.make_sure()
     return held(draft, reading) if wants_suspend(draft, reading) else start(draft, reading)
 
 
@@ -65,12 +69,33 @@ def _is_the_end(final: Progress) -> bool:
 
 def _outcome(draft: Draft, stop: StopState, final: Progress | None) -> bool | None:
     """Whether a checkpoint was written; None: the coordinator is still at it."""
+def _note_seen(draft: Draft) -> None:
+    """Remember the pods that are there: no create of those is under way."""
+    if draft.resolved is None or all(unit.seen for unit in draft.status.units):
+        return
+    groups = pod_groups(draft.resolved, rollout_replicas=1, reward_replicas=1)
+    units = survey(draft.status, groups, draft.observed.pods)
+    note_seen(units)
+    draft.update(units=units.ledger)
+
+
+def _creates_under_way(draft: Draft, stop: StopState) -> bool:
+    """Whether pods that were asked for before the stop may still come into being."""
+    asked_after = stop.since - timedelta(seconds=ASK_AGAIN_S)
+    return any(
+        not unit.seen
+        and (unit.not_before is not None if unit.created is None else unit.created > asked_after)
+        for unit in draft.status.units
+    ) and not draft.clock.been(ASK_AGAIN_S, stop.since)
+
+
     if final is not None and final.phase == Phase.STOPPED:
         return True
     pod = coordinator_pod(draft)
     if pod is None or has_ended(pod) or pod.phase == "Pending":
         return False
     if draft.clock.passed(_give_up_at(draft, stop)):
+        draft.make_sure()
         return False
     if pod.deleted is None:
         _ask(draft, pod)

@@ -1,7 +1,9 @@
 """Whatever happens to pods, nodes, caches and operators: when it ceases, the job comes to the same end.
 
-While it happens, `World.check` and `World.create_pod` hold after every step: never two coordinators, never
-ranks of two actors, never a pod created twice.
+While it happens, the model of the world checks after every step that there are never two coordinators or
+ranks of two actors, that no pod is created twice and no two creates that clash are under way, that no
+failure is counted twice and no restart has no cause, and that a suspended job has no pods. In half of the
+runs nothing fails at all: then nothing may be restarted, however far behind the operators' caches are.
 """
 
 from typing import Any
@@ -11,15 +13,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.unit.operator.reconcile.page import off_the_page
 from tests.unit.operator.reconcile.world import SAID, Operator, World
+from tests.unit.operator.reconcile.world.operators import Todo
 
 from trimtab.api.conditions import ConditionType
+from trimtab_operator.model.actions import CreatePod
 from trimtab_operator.model.observed import Pod
 from trimtab_operator.reconcile.finishing import is_finished
-from trimtab_operator.reconcile.units import has_ended
+from trimtab_operator.reconcile.units import has_ended, is_alive, split_name
 
 LONGEST_S = 4 * 3600
+STEPS = 60
 OPERATORS = st.integers(0, 1)
 PICKS = st.integers(0, 50)
+SOME = st.sampled_from([0, 1, 3, 10, 1000])
+EDITS: list[dict[str, Any]] = [
+    {"suspend": True},
+    {"suspend": False},
+    {"roles__rollout__replicas": 1},
+    {"roles__rollout__replicas": 3},
+    {"roles__reward__replicas": 2},
+    {"roles__rollout__minReplicas": 9},
+    {"roles__rollout__minReplicas": 1},
+]
+faults = precondition(lambda self: not self.calm)
 
 
 class Job(RuleBasedStateMachine):
@@ -34,162 +50,247 @@ class Job(RuleBasedStateMachine):
         pending=st.sampled_from([None, 60]),
         suspended=st.sampled_from([False, False, False, True]),
         restarts=st.sampled_from([0, 1, 3]),
+        ahead_s=st.sampled_from([0, 0, 2, -2]),
+        calm=st.booleans(),
+        begun_s=st.sampled_from([0, 0, 20, 60]),
+        ending=st.sampled_from(["go on", "crash", "suspend"]),
     )
-    def begin(self, policy: str, pending: int | None, suspended: bool, restarts: int) -> None:
-        self.policy, self.max_restarts = policy, restarts
+    def begin(
+        self,
+        policy: str,
+        pending: int | None,
+        suspended: bool,
+        restarts: int,
+        ahead_s: int,
+        calm: bool,
+        begun_s: int,
+        ending: str,
+    ) -> None:
+        self.policy, self.max_restarts, self.calm, self.ending = policy, restarts, calm, ending
         self.world = World(
+            training__steps=STEPS,
             cleanupPolicy=policy,
             pendingDeadlineSeconds=pending,
             suspend=suspended,
             failurePolicy__maxRestarts=restarts,
         )
-        self.operators = [Operator(self.world), Operator(self.world)]
+        self.operators = [Operator(self.world), Operator(self.world, ahead_s=ahead_s)]
+        for operator in self.operators:
+            operator.follow(follows=False)
+        self.on_the_way: list[Todo] = []
+        """Requests of operators that are no more."""
+        self.job_goes_on(0, begun_s // 5, 5)
 
     # -- time and operators
 
-    @rule(seconds=st.sampled_from([1, 5, 20, 60, 200]))
+    @rule(seconds=st.sampled_from([1, 5, 10, 20, 60, 200]))
     def time_goes_by(self, seconds: int) -> None:
         self.world.tick(seconds)
         if self.world.broken_image:
             self.broken_s += seconds
 
-    @rule(who=OPERATORS, ticks=st.integers(1, 12))
-    def job_goes_on(self, who: int, ticks: int) -> None:
+    @rule(who=OPERATORS, times=st.integers(1, 12), seconds=st.sampled_from([1, 5]))
+    def job_goes_on(self, who: int, times: int, seconds: int) -> None:
         operator = self.operators[who]
-        operator.job_age = operator.pods_age = 0
-        for _ in range(ticks):
+        operator.follow()
+        for _ in range(times):
             operator.turn()
-            self.time_goes_by(5)
+            self.time_goes_by(seconds)
+        operator.follow(follows=False)
 
-    @rule(who=OPERATORS)
-    def operator_does_a_whole_turn(self, who: int) -> None:
+    @rule(who=OPERATORS, jobs=SOME, pods=SOME, asks=st.booleans(), acts=st.integers(0, 8))
+    def operator_hears_a_part_and_decides(
+        self, who: int, jobs: int, pods: int, asks: bool, acts: int
+    ) -> None:
         operator = self.operators[who]
-        operator.job_age = operator.pods_age = 0
-        operator.turn()
-
-    @rule(who=OPERATORS, job_age=st.integers(0, 4), pods_age=st.integers(0, 12))
-    def operator_decides_from_stale_caches(self, who: int, job_age: int, pods_age: int) -> None:
-        operator = self.operators[who]
-        operator.job_age, operator.pods_age = job_age, pods_age
+        operator.finish()
+        operator.jobs.deliver(jobs)
+        operator.pods.deliver(pods)
+        if asks:
+            operator.ask()
         operator.decide()
+        for number in range(acts):
+            operator.act(number)
 
-    @rule(who=OPERATORS)
-    def operator_does_one_thing_that_it_decided(self, who: int) -> None:
-        self.operators[who].act()
+    @rule(who=OPERATORS, number=PICKS)
+    def operator_does_one_thing_that_it_decided(self, who: int, number: int) -> None:
+        self.operators[who].act(number)
 
-    @rule(who=OPERATORS)
-    def operator_restarts(self, who: int) -> None:
-        self.operators[who].restart()
+    @rule(who=OPERATORS, sent=st.integers(0, 8))
+    def operator_restarts(self, who: int, sent: int) -> None:
+        lost = [todo for todo in self.operators[who].restart() if not _is_looked_for_first(todo)]
+        self.on_the_way += lost[:sent]
+
+    @precondition(lambda self: self.on_the_way)
+    @rule(number=PICKS)
+    def request_of_an_operator_before_arrives(self, number: int) -> None:
+        Operator(self.world).do(self.on_the_way.pop(number % len(self.on_the_way)))
+        self.world.check()
 
     # -- pods and nodes
 
     def _pick(self, number: int, pods: list[Pod]) -> Pod | None:
         return pods[number % len(pods)] if pods else None
 
+    @faults
     @rule(number=PICKS, code=st.sampled_from([1, 1, 66, 67, 68, 137]))
     def process_fails(self, number: int, code: int) -> None:
         pod = self._pick(number, self.world.running())
         if pod is not None:
             self.world.crash(pod, code, reason="OOMKilled" if code == 137 else "")
 
-    @rule(number=PICKS)
-    def pod_is_evicted(self, number: int) -> None:
-        pod = self._pick(number, [p for p in self.world.pods.values() if not has_ended(p)])
+    @faults
+    @rule(number=PICKS, forced=st.booleans())
+    def pod_is_taken_away(self, number: int, forced: bool) -> None:
+        pods = [pod for pod in self.world.pods.values() if forced or not has_ended(pod)]
+        pod = self._pick(number, pods)
         if pod is not None:
-            self.world.evict(pod)
+            (self.world.remove if forced else self.world.evict)(pod)
 
-    @rule(number=PICKS)
-    def pod_is_removed(self, number: int) -> None:
-        pod = self._pick(number, list(self.world.pods.values()))
-        if pod is not None:
-            self.world.remove(pod)
-
-    @precondition(lambda self: len(self.world.dead) < 2)
-    @rule(node=st.sampled_from(["n1", "n2", "n3"]))
-    def node_dies(self, node: str) -> None:
-        self.world.stop_node(node)
-
-    @precondition(lambda self: self.world.dead)
-    @rule()
-    def node_comes_back(self) -> None:
-        self.world.start_node(sorted(self.world.dead)[0])
-
-    @precondition(lambda self: self.world.dead)
-    @rule()
-    def pods_of_dead_nodes_are_deleted(self) -> None:
-        self.world.taint_dead_nodes()
+    @faults
+    @rule(node=st.sampled_from(["n1", "n2", "n3"]), known=st.booleans())
+    def node_comes_or_goes(self, node: str, known: bool) -> None:
+        if node in self.world.dead:
+            self.world.start_node(node)
+        elif len(self.world.dead) < 2:
+            self.world.stop_node(node)
+        if known:
+            self.world.taint_dead_nodes()
 
     # -- the cluster's means
 
-    @rule(capacity=st.sampled_from([0, 2, 4, 100]))
-    def room_changes(self, capacity: int) -> None:
-        self.world.capacity = capacity
-
-    @rule(quota=st.sampled_from([0, 3, 100]))
-    def quota_changes(self, quota: int) -> None:
-        self.world.quota = quota
-
-    @rule(silent=st.booleans())
-    def network_changes(self, silent: bool) -> None:
-        self.world.silent = silent
-
-    @rule(roles=st.sampled_from([set(), {"rollout"}, {"coordinator"}]))
-    def images_change(self, roles: set[str]) -> None:
-        self.world.broken_image = roles
+    @rule(
+        capacity=st.sampled_from([0, 2, 4, 100, 100]),
+        quota=st.sampled_from([0, 3, 100, 100, 100]),
+        silent=st.sampled_from([True, False, False]),
+        roles=st.sampled_from([set(), set(), {"rollout"}, {"coordinator"}]),
+    )
+    def means_change(self, capacity: int, quota: int, silent: bool, roles: set[str]) -> None:
+        self.world.capacity, self.world.quota, self.world.silent = capacity, quota, silent
+        self.world.broken_image = set() if self.calm else roles
 
     # -- the user
 
-    @precondition(lambda self: self.world.job is not None)
-    @rule(
-        change=st.sampled_from(
-            [
-                {"suspend": True},
-                {"suspend": False},
-                {"roles__rollout__replicas": 1},
-                {"roles__rollout__replicas": 3},
-                {"roles__reward__replicas": 2},
-                {"roles__rollout__minReplicas": 9},
-                {"roles__rollout__minReplicas": 1},
-            ]
-        )
-    )
+    @rule(change=st.sampled_from(EDITS))
     def user_edits(self, change: dict[str, Any]) -> None:
         self.world.edit(**change)
+
+    @rule(who=OPERATORS, seconds=st.sampled_from([1, 3, 20]))
+    def user_suspends_for_a_while(self, who: int, seconds: int) -> None:
+        for suspend in (True, False):
+            self.world.edit(suspend=suspend)
+            self.job_goes_on(who, 3, seconds)
 
     # -- and at last
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        world, operators = self.world, self.operators
+        world = self.world
         world.capacity = world.quota = 100
         world.silent, world.broken_image = False, set()
         world.edit(roles__rollout__minReplicas=1)
-        for operator in operators:
-            operator.job_age = operator.pods_age = 0
-        self._work_until_the_end(world, operators)
+        while self.on_the_way:
+            self.request_of_an_operator_before_arrives(0)
+        for operator in self.operators:
+            operator.finish()
+            operator.follow()
+        world.hangs = True
+        self._settle()
+        for operator in self.operators:
+            operator.in_vain = 0
+        if self._goes_on() and self.ending == "crash":
+            self._crash_until_it_fails()
+        elif self._goes_on() and self.ending == "suspend":
+            self._suspend_and_resume()
+        world.hangs = False
+        self._take_steps()
+        self._work_until(lambda: not self._goes_on())
+        for _ in range(30):  # what is still there goes, and nothing comes back
+            self._work(30)
         self._judge(world)
 
-    def _work_until_the_end(self, world: World, operators: list[Operator]) -> None:
+    def _work(self, seconds: int) -> None:
+        self.world.taint_dead_nodes()
+        for operator in self.operators:
+            operator.turn()
+        self.world.tick(seconds)
+
+    def _work_until(self, holds: Any) -> None:
         for _ in range(LONGEST_S // 5):
-            world.taint_dead_nodes()
-            for operator in operators:
-                operator.turn()
-            assert world.job is not None
-            if is_finished(world.job.status) or world.condition(ConditionType.SUSPENDED)[0] == "True":
-                break
-            world.tick(5)
-        else:
-            raise AssertionError(f"no end: {world.job!r} {world.pods!r}")
-        for _ in range(180):  # what is still there goes, and nothing comes back
-            world.tick(5)
-            world.taint_dead_nodes()
-            for operator in operators:
-                operator.turn()
+            if holds():
+                return
+            self._work(5)
+        raise AssertionError(f"no end: {self.world.job!r} {self.world.pods!r}")
+
+    def _settle(self) -> None:
+        """Until all pods are there, and have met."""
+        self._work_until(self._has_settled)
+        for _ in range(3):
+            self._work(5)
+
+    def _goes_on(self) -> bool:
+        assert self.world.job is not None
+        status = self.world.job.status
+        held = self.world.job.spec["suspend"] and status.phase == "Suspended"
+        return not (is_finished(status) or held)
+
+    def _has_settled(self) -> bool:
+        """Whether the job has come to rest, or runs with just the pods that its ledger names."""
+        assert self.world.job is not None
+        status = self.world.job.status
+        if not self._goes_on():
+            return True
+        wanted = {
+            (*split_name(unit.name), node, unit.incarnation, status.attempt)
+            for unit in status.units
+            if not unit.retired and unit.seen
+            for node in range(2 if unit.name == "actor-0" else 1)
+        }
+        pods = self.world.pods.values()
+        there = {(pod.role, pod.replica, pod.node, pod.incarnation, pod.attempt) for pod in pods}
+        spec = self.world.job.spec["roles"]
+        count = 3 + spec["rollout"]["replicas"] + spec.get("reward", {}).get("replicas", 1)
+        return there == wanted and len(there) == len(pods) == count and all(map(is_alive, pods))
+
+    def _crash_until_it_fails(self) -> None:
+        """Without progress the budget is used up by just as many failures as it allows, and one more."""
+        world = self.world
+        assert world.job is not None
+        left = self.max_restarts - world.job.status.budget.used
+        for number in range(left + 1):
+            assert self._goes_on(), f"gave up after {number} of {left + 1} failures"
+            self._settle()
+            world.crash(world.running()[number % len(world.running())])
+            self.operators[0].decide()
+            self.operators[0].restart()
+            self._work(5)
+        assert world.condition(ConditionType.FAILED) == ("True", "RestartsExhausted")
+
+    def _suspend_and_resume(self) -> None:
+        world = self.world
+        step, starts = world.training.step, world.job.status.starts
+        world.edit(suspend=True)
+        self._work_until(lambda: not self._goes_on())
+        assert world.job.status.phase == "Suspended" and not world.pods
+        world.edit(suspend=False)
+        self._settle()
+        assert (world.job.status.starts, world.training.step) == (starts + 1, step), "steps were lost"
+
+    def _take_steps(self) -> None:
+        """Progress gives the budget back."""
+        world = self.world
+        for _ in range(4):
+            self._work(5)
+        assert world.job is not None
+        budget = world.job.status.budget
+        if self._goes_on() and world.training.step > budget.at_step + 1:
+            assert budget.used == 0, "there was progress, and the budget is not given back"
 
     def _judge(self, world: World) -> None:
         assert world.job is not None
         assert not off_the_page(SAID)
+        assert sum(operator.in_vain for operator in self.operators) == 0, "creates that could not be"
         status = world.job.status
         if not is_finished(status):
             assert world.job.spec["suspend"] is True
@@ -212,7 +313,12 @@ class Job(RuleBasedStateMachine):
             assert world.crashes > self.max_restarts
 
 
+def _is_looked_for_first(todo: Todo) -> bool:
+    """Whether nothing of it was sent before the look for other pods was answered."""
+    return isinstance(todo.action, CreatePod) and todo.action.exclusive
+
+
 Job.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=250, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestJob = Job.TestCase

@@ -146,7 +146,7 @@ def test_unit_starts_again_after_its_pause_and_not_before(stepping):
 def test_disruption_is_free(stepping, disruption):
     world, operator = stepping(failurePolicy__maxRestarts=0)
     pod = pod_of(world, "rollout")
-    world._put(replace(pod, disruption=disruption))
+    world.report(pod, disruption=disruption)
     world.end(world.pods[pod.name], 137)
     operator.turn()
     status = world.job.status
@@ -196,7 +196,8 @@ def test_wish_of_the_coordinator_is_granted_once(stepping):
     world, operator = stepping(failurePolicy__maxRestarts=0)
     pod = pod_of(world, "rollout")
     words = world.words[pod_of(world, "coordinator").uid]
-    words.gone[("rollout", 0)] = (1, world.now - timedelta(seconds=60))  # it hangs: no heartbeat
+    words.gone[("rollout", 0)] = (1, world.now - timedelta(seconds=60))
+    world.accounts.causes += 1  # it hangs: no heartbeat
     operator.turn()
     operator.turn()
     assert unit(world, "rollout-0").incarnation == 2
