@@ -24,11 +24,11 @@ class Draft:
     """As it should be, so far."""
     actions: list[Action] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    list_pods: bool = False
+    """Whether it rests on pods that may be old news."""
 
     @property
     def job(self) -> Job:
-    list_pods: bool = False
-    """Whether it rests on pods that may be old news."""
         """The custom object."""
         return self.observed.job
 
@@ -44,13 +44,13 @@ class Draft:
         if new:
             self.status = self.status.model_copy(update=new)
 
-    def act(self, action: Action) -> None:
-        """Have something done once the status is written."""
-        self.actions.append(action)
     def make_sure(self) -> None:
         """Decide on pods that the API server has listed alone: what follows cannot be taken back."""
         self.list_pods = not self.observed.pods_listed
 
+    def act(self, action: Action) -> None:
+        """Have something done once the status is written."""
+        self.actions.append(action)
 
     def tell(self, kind: Literal["Normal", "Warning"], reason: Reason, message: str) -> None:
         """Publish an event once the status is written."""

@@ -49,14 +49,16 @@ def go_on(draft: Draft) -> Outlook:
             return Outlook(stage=Stage.STOPPING, progress=present(draft))
         stop = stop.model_copy(update={"saved": saved})
         draft.update(stop=stop)
-    for pod in draft.observed.pods:
+    # Another operator may have resumed the job since it was observed: the pods after that are left alone.
+    pods = [pod for pod in draft.observed.pods if pod.attempt <= draft.status.attempt]
+    for pod in pods:
         draft.delete(pod, "the job is suspended")
     if not stop.done:
         if pods or _creates_under_way(draft, stop):
             return Outlook(stage=Stage.STOPPING, progress=final)
+        draft.make_sure()
         draft.update(stop=stop.model_copy(update={"done": True}), units=(), rollout_replicas=0)
     reading = read_spec(draft.job)
-        draft.make_sure()
     return held(draft, reading) if wants_suspend(draft, reading) else start(draft, reading)
 
 
@@ -67,8 +69,6 @@ def _is_the_end(final: Progress) -> bool:
     )
 
 
-def _outcome(draft: Draft, stop: StopState, final: Progress | None) -> bool | None:
-    """Whether a checkpoint was written; None: the coordinator is still at it."""
 def _note_seen(draft: Draft) -> None:
     """Remember the pods that are there: no create of those is under way."""
     if draft.resolved is None or all(unit.seen for unit in draft.status.units):
@@ -89,13 +89,15 @@ def _creates_under_way(draft: Draft, stop: StopState) -> bool:
     ) and not draft.clock.been(ASK_AGAIN_S, stop.since)
 
 
+def _outcome(draft: Draft, stop: StopState, final: Progress | None) -> bool | None:
+    """Whether a checkpoint was written; None: the coordinator is still at it."""
     if final is not None and final.phase == Phase.STOPPED:
         return True
     pod = coordinator_pod(draft)
     if pod is None or has_ended(pod) or pod.phase == "Pending":
+        draft.make_sure()
         return False
     if draft.clock.passed(_give_up_at(draft, stop)):
-        draft.make_sure()
         return False
     if pod.deleted is None:
         _ask(draft, pod)
