@@ -13,6 +13,9 @@ from trimtab_operator.reconcile.clock import Clock
 MAX_EVENT_MESSAGE = 1000
 """Kubernetes takes 1024 characters."""
 
+REMOVE_GRACE_S = 30
+"""For processes to end that are not needed; an actor's own grace holds a checkpoint and is minutes long."""
+
 
 @dataclass
 class Draft:
@@ -57,9 +60,15 @@ class Draft:
         self.events.append(Event(type=kind, reason=reason.value, message=message[:MAX_EVENT_MESSAGE]))
 
     def delete(self, pod: Pod, why: str) -> None:
-        """Delete a pod, unless it is being deleted."""
+        """Delete a pod that may still have something to save, unless it is being deleted."""
         if pod.deleted is None:
             self.act(DeletePod(name=pod.name, uid=pod.uid, why=why))
+
+    def remove(self, pod: Pod, why: str) -> None:
+        """Delete a pod that has nothing to save any more; one that was given longer to leave gets less."""
+        longest = self.clock.after(2 * REMOVE_GRACE_S)
+        if pod.deleted is None or pod.deleted > longest:
+            self.act(DeletePod(name=pod.name, uid=pod.uid, why=why, grace_s=REMOVE_GRACE_S))
 
     def count_restart(self, role: str) -> None:
         """One more restart of a role's unit, of whatever kind."""

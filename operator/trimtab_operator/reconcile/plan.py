@@ -172,9 +172,9 @@ def delete_outdated(draft: Draft, units: Survey) -> None:
     for unit in units.units.values():
         why = "its replica is not wanted any more" if unit.state.retired else f"replaced: {unit.state.reason}"
         for pod in unit.older:
-            draft.delete(pod, why)
+            draft.remove(pod, why)
     for pod in units.stray:
-        draft.delete(pod, "of an earlier start of the job")
+        draft.remove(pod, "of an earlier start of the job")
 
 
 def gang_waits(units: Survey, live: Live) -> bool:

@@ -52,7 +52,7 @@ def go_on(draft: Draft) -> Outlook:
     # Another operator may have resumed the job since it was observed: the pods after that are left alone.
     pods = [pod for pod in draft.observed.pods if pod.attempt <= draft.status.attempt]
     for pod in pods:
-        draft.delete(pod, "the job is suspended")
+        draft.remove(pod, "the job is suspended")
     if not stop.done:
         if pods or _creates_under_way(draft, stop):
             return Outlook(stage=Stage.STOPPING, progress=final)
