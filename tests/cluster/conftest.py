@@ -28,7 +28,7 @@ from tests.cluster.jobs import (
     Space,
     helper_pod,
 )
-from tests.cluster.kube import Kube, Manifest, run, until
+from tests.cluster.kube import HOST, Kube, Manifest, nodes, run, until
 from tests.cluster.release import Faults, Images, Operator
 
 SETUP_NAMESPACE = "trimtab-test-setup"
@@ -188,7 +188,7 @@ def _make_space(name: str, images: Images, volume: Volume) -> tuple[Space, list[
     space.kube.apply(namespace, persistent)
     space.kube.apply(claim)
     until(lambda: space.kube.get("serviceaccount", "default"), f"a service account in {name}", timeout_s=60)
-    space.run_pod("reader", images.control, *SLEEP)
+    space.run_pod("reader", images.control, *SLEEP, nodeSelector={HOST: nodes()[0]})
     return space, [namespace, persistent]
 
 

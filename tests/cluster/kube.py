@@ -10,6 +10,8 @@ import pytest
 
 Manifest = dict[str, Any]
 
+HOST = "kubernetes.io/hostname"
+
 COMMAND_S = 120.0
 POLL_S = 0.5
 RETRIED = (
@@ -111,3 +113,13 @@ def owned_by(objects: Sequence[Manifest], uid: str) -> list[str]:
         for entry in objects
         if any(owner["uid"] == uid for owner in entry["metadata"].get("ownerReferences", ()))
     ]
+
+
+def nodes() -> list[str]:
+    """The cluster's nodes that take pods; tests stop and drain the second, and keep their own pods off it."""
+    found = json.loads(Kube("")("get", "nodes", "-o", "json"))["items"]
+    return sorted(
+        node["metadata"]["name"]
+        for node in found
+        if not any(taint["effect"] != "PreferNoSchedule" for taint in node["spec"].get("taints", ()))
+    )

@@ -1,7 +1,10 @@
-"""Scale, suspend and resume, deletion, TTL and clean-up of running jobs."""
+"""Scale, suspend and resume, deletion, TTL and clean-up of running jobs; a job as part of a helm release."""
+
+import json
+from pathlib import Path
 
 from tests.cluster.jobs import Job, Space, paced_job
-from tests.cluster.kube import owned_by, until
+from tests.cluster.kube import owned_by, run, until
 
 CHILDREN = ("pod", "service", "configmap", "secret", "networkpolicy")
 
@@ -82,3 +85,17 @@ def test_deleted_job_leaves_nothing_and_its_successor_starts_afresh(space: Space
     successor.is_complete_and_whole(steps=6)
     assert successor.status()["attempt"] > attempt
     assert successor.folder != job.folder
+
+
+def test_helm_waits_for_a_release_with_a_job_also_once_that_has_finished(space: Space, tmp_path: Path):
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: experiment\nversion: 1.0.0\n")
+    (tmp_path / "templates" / "job.yaml").write_text(json.dumps(paced_job("released", steps=6, pause_s=0.0)))
+    command = ("helm", "upgrade", "--install", "experiment", str(tmp_path), "-n", space.kube.namespace)
+    run(*command, "--wait", "--timeout=60s", timeout_s=90)
+    job = Job(space, "released")
+    job.is_complete_and_whole(steps=6)
+    run(*command, "--wait", "--timeout=60s", timeout_s=90)
+    assert job.condition("Complete")[0] == "True"
+    run("helm", "uninstall", "experiment", "-n", space.kube.namespace, "--wait", "--timeout=60s")
+    until(lambda: not children(job), "what it owned is gone", timeout_s=90)
