@@ -36,6 +36,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "admissionPolicy": {
             "requireQueue": True,
             "maxGpusPerJob": 64,
+            "maxGpusPerJobIn": {"team-a": 8, "team-b": 0},
             "namespaceSelector": {"matchLabels": {"team": "research"}},
         },
     },
@@ -43,7 +44,6 @@ MATRIX: dict[str, dict[str, Any]] = {
     "another service account, no rbac": {
         "serviceAccount": {"create": False, "name": "mine"},
         "rbac": {"create": False},
-        "leaderElection": {"enabled": False},
     },
     "defaults for roles": {
         "defaults": {
@@ -67,6 +67,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a role that does not exist": ({"defaults": {"roles": {"trainer": {}}}}, "trainer"),
     "a port below those of users": ({"metrics": {"port": 80}}, "port"),
     "a pull policy that does not exist": ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+    "a namespace that cannot be": ({"admissionPolicy": {"maxGpusPerJobIn": {"a'b": 1}}}, "a\\'b"),
     "root": ({"defaults": {"runAsUser": 0}}, "runAsUser"),
 }
 
@@ -201,6 +202,18 @@ def test_operator_takes_the_arguments_that_the_chart_gives():
         assert ended.value.code == 0
 
 
+def test_nothing_but_the_operator_has_its_labels():
+    from trimtab_operator.model.resolved import Settings
+
+    rendered = render({})
+    config_map = next(each for each in rendered if each["metadata"]["name"].endswith("-settings"))
+    labels = Settings.model_validate_json(config_map["data"]["settings.json"]).operator_labels
+    test_pod = next(each for each in rendered if each["kind"] == "Pod")
+    assert not labels.items() <= test_pod["metadata"]["labels"].items()
+    deployment = next(each for each in rendered if each["kind"] == "Deployment")
+    assert labels.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+
+
 def test_namespaced_mode_asks_for_no_right_of_the_cluster():
     kinds = {each["kind"] for each in render(MATRIX["two namespaces alone"])}
     assert "Role" in kinds
@@ -253,7 +266,13 @@ async def test_install_upgrade_and_uninstall_keep_the_crd_and_its_jobs(own_apise
 @pytest.mark.slow
 async def test_admission_policy_asks_for_a_queue_and_caps_gpus(own_apiserver, connect):
     async with connect(own_apiserver) as api:
-        values = {"admissionPolicy": {"requireQueue": True, "maxGpusPerJob": 8}}
+        values = {
+            "admissionPolicy": {
+                "requireQueue": True,
+                "maxGpusPerJob": 8,
+                "maxGpusPerJobIn": {"kube-public": 4, "kube-node-lease": 0},
+            }
+        }
         await api.install_crd(YAML(typ="safe", pure=True).load(CHART / "files" / "crd.yaml"))
         for manifest in render(values):
             if manifest["kind"].startswith("ValidatingAdmissionPolicy"):
@@ -266,6 +285,40 @@ async def test_admission_policy_asks_for_a_queue_and_caps_gpus(own_apiserver, co
         await _until_refused(api, job, "at most 8 GPUs")
         job["spec"]["roles"] = {"actor": {"gpusPerNode": 4}, "rollout": {"replicas": 4, "gpusPerNode": 1}}
         await api.create(job)
+        with pytest.raises(api.Error, match="scaling may only lower replicas"):
+            await _scale(api, job, 5)
+        await _scale(api, job, 3)
+        for namespace, words in (("kube-public", "at most 4 GPUs"), ("kube-node-lease", "")):
+            elsewhere = dataclasses.replace(api, namespace=namespace)
+            if words:
+                with pytest.raises(api.Error, match=words):
+                    await elsewhere.create(job)
+            else:
+                await elsewhere.create(job)
+                await _scale(elsewhere, job, 50)
+
+
+async def _scale(api: Any, job: dict[str, Any], replicas: int) -> None:
+    name = job["metadata"]["name"]
+    await api.patch("RLTrainingJob", name, {"spec": {"replicas": replicas}}, subresource="scale")
+
+
+@pytest.mark.slow
+async def test_admission_policy_lets_a_job_go_that_it_would_not_let_in(own_apiserver, connect):
+    async with connect(own_apiserver) as api:
+        await api.install_crd(YAML(typ="safe", pure=True).load(CHART / "files" / "crd.yaml"))
+        job = YAML(typ="safe").load((ROOT / "examples/quickstart/job.yaml").read_text(encoding="utf-8"))
+        job["metadata"] = {"name": "old", "finalizers": ["example.test/wait"]}
+        await api.create(job)
+        for manifest in render({"admissionPolicy": {"requireQueue": True}}):
+            if manifest["kind"].startswith("ValidatingAdmissionPolicy"):
+                await api.apply(manifest)
+        other = {**job, "metadata": {"name": "new"}}
+        await _until_refused(api, other, "names its queue")
+        await api.delete("RLTrainingJob", "old")
+        await api.patch("RLTrainingJob", "old", {"metadata": {"finalizers": None}})
+        with pytest.raises(api.Error, match="not found"):
+            await api.get("RLTrainingJob", "old")
 
 
 async def _until_refused(api: Any, job: dict[str, Any], words: str) -> None:

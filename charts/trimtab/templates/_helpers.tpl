@@ -40,6 +40,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- printf "%s:%s" $repository (default .root.Chart.AppVersion $images.tag) -}}
 {{- end -}}
 
+{{/* The most GPUs that a job may ask for, as CEL; 0: no cap. */}}
+{{- define "trimtab.gpuCap" -}}
+{{- $caps := list -}}
+{{- range $namespace, $cap := .Values.admissionPolicy.maxGpusPerJobIn -}}
+{{- $caps = append $caps (printf "'%s': %d" $namespace (int $cap)) -}}
+{{- end -}}
+{{- $default := int .Values.admissionPolicy.maxGpusPerJob -}}
+{{- if $caps -}}
+{{- $map := printf "{%s}" (join ", " $caps) -}}
+request.namespace in {{ $map }} ? {{ $map }}[request.namespace] : {{ $default }}
+{{- else -}}
+{{ $default }}
+{{- end -}}
+{{- end -}}
+
 {{/* The operator's configuration: trimtab_operator.model.resolved.Settings as JSON. */}}
 {{- define "trimtab.settings" -}}
 {{- $roles := dict -}}

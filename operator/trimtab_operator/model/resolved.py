@@ -72,7 +72,7 @@ class Settings(PlatformModel):
     egress: tuple[dict[str, Any], ...] | None = None
     """Egress rules of the jobs' NetworkPolicy; None: egress is not restricted."""
     metrics_from: tuple[dict[str, Any], ...] = ()
-    """NetworkPolicy peers (Prometheus) that reach the jobs' pods beside the operator."""
+    """NetworkPolicy peers (Prometheus) that reach the gauges of the jobs' pods."""
     image_pull_deadline_s: Annotated[int, Field(ge=1)] = 600
     """How long an image may fail to be pulled before the job fails."""
     terminating_deadline_s: Annotated[int, Field(ge=1)] = 120

@@ -2,10 +2,16 @@
 
 import importlib.util
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+
+from trimtab_operator.builders.resolve import resolve
+from trimtab_operator.constants import ROLES
+from trimtab_operator.model.observed import Job
+from trimtab_operator.model.resolved import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "trimtab"
@@ -41,6 +47,22 @@ def test_chart_and_operator_carry_one_version():
     chart = YAML(typ="safe").load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     project = (ROOT / "operator" / "pyproject.toml").read_text(encoding="utf-8")
     assert f'version = "{chart["appVersion"]}"' in project
+
+
+def test_example_for_artifact_hub_is_a_job_that_the_operator_accepts():
+    chart = YAML(typ="safe").load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    (example,) = YAML(typ="safe").load(chart["annotations"]["artifacthub.io/crdsExamples"])
+    job = Job(
+        namespace="team-a",
+        name=example["metadata"]["name"],
+        uid="uid",
+        generation=1,
+        resource_version="1",
+        created=datetime(2026, 11, 1, tzinfo=UTC),
+        spec=example["spec"],
+    )
+    roles = {role: {"image": "registry.test/image"} for role in ROLES}
+    assert resolve(job, Settings.model_validate({"roles": roles}), attempt=1)
 
 
 def test_dashboard_is_json_and_asks_for_metrics_of_the_operator():
