@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
@@ -26,6 +26,7 @@ from torch.futures import Future
 
 from trimtab.checkpoint.errors import storage_error, storage_errors
 from trimtab.checkpoint.manifest import write_atomically
+from trimtab.engines.training.reader import SafeReader
 from trimtab.errors import TrimtabError, UserError
 
 RECORD = "actor.json"
@@ -83,7 +84,7 @@ def load(
     Without an optimiser only the parameters are read; without a process group, in this process alone.
     """
     record = ActorRecord.read(path)
-    reader = FileSystemReader(path)
+    reader = SafeReader(path)
     stored = reader.read_metadata().state_dict_metadata
     tensors = {f"{_PARAMETER}{name}": value for name, value in parameters.items()}
     tensors |= optimizer or {}
@@ -98,7 +99,10 @@ def load(
     with warnings.catch_warnings():
         # Reading alone is what `trimtab export` means to do.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        load_state(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+        try:
+            load_state(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+        except CheckpointException as error:
+            raise _unreadable(error, path) from error
     if key in tensors:
         restore_random_state(tensors[key])
     return record
@@ -141,6 +145,18 @@ class _Writer(FileSystemWriter):
                     raise behind from error
                 behind = behind.__cause__ or behind.__context__
             raise
+
+
+def _unreadable(error: CheckpointException, path: Path) -> TrimtabError:
+    """What the system said may pass; what is wrong with the files stays, however often they are read."""
+    for cause, _ in error.failures.values():
+        if isinstance(cause, OSError):
+            return TrimtabError(f"the checkpoint {path} could not be read: {cause}")
+    kinds = ", ".join(f"rank {rank}: {type(cause).__name__}" for rank, (cause, _) in error.failures.items())
+    return UserError(
+        f"checkpoint.uri: {path.parent} is damaged ({kinds}); move it away, and the job goes on from the one "
+        "before"
+    )
 
 
 def _said_plainly(error: CheckpointException, path: Path) -> TrimtabError:
