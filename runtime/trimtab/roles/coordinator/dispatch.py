@@ -6,12 +6,14 @@ A replica that cannot be reached (it has registered, and its socket is not there
 and condemned when it has been so for as long as a silent one would be.
 An item whose replica is lost goes back to the front of the queue and to another replica, however often
 (how often a replica may be lost is the restart budget's concern); one that replicas answer with an error
-fails after MAX_TRIES. An item that
-stays out past its deadline condemns its replica (`on_overdue`), not itself. Every submission has a
-wire id of its own, so that a late answer to an earlier submission is never taken for this one.
+fails after MAX_TRIES, and one that no message can carry fails at once. An item that stays out past its
+deadline condemns its replica (`on_overdue`), not itself: that deadline lies beyond the one at which a
+replica itself gives the item up. Every submission has a wire id of its own, so that a late answer to an
+earlier submission is never taken for this one.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -22,13 +24,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from trimtab.comm.experience import ExperienceHub, Message
+from trimtab.comm.experience import ExperienceHub, FrameError, Message
 from trimtab.errors import TrimtabError, UserError, WorkerLostError
 from trimtab.roles.coordinator.membership import Member, Members
 
 log = logging.getLogger(__name__)
 
 MAX_TRIES = 3
+LOOK_EVERY_S = 1.0
+"""Between two looks for items that are out past their deadline."""
 SEND_TIMEOUT_S = 1.0
 """A replica's socket is there a moment after it has registered, and its queue has room."""
 PASSED_OVER_S = 1.0
@@ -157,11 +161,13 @@ class WorkPool:
 
     async def run(self) -> None:
         """Hand out items until cancelled."""
+        looked_at = time.monotonic()
         while True:
-            try:
-                async with asyncio.timeout(1.0):  # not wait_for: it can swallow a cancellation
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):  # not wait_for: it can swallow a cancellation
                     await self._wake.wait()
-            except TimeoutError:
+            if time.monotonic() - looked_at >= LOOK_EVERY_S:  # also while the others are busy
+                looked_at = time.monotonic()
                 self._condemn_overdue()
             self._wake.clear()
             await self._hand_out()
@@ -192,6 +198,11 @@ class WorkPool:
             try:
                 await self._hub.send(item.worker, item.message, timeout_s=SEND_TIMEOUT_S)
                 load.unreachable_since = None
+            except FrameError as error:  # whoever gets it, it cannot be sent
+                load.out.pop(item.wire_id, None)
+                if not item.future.done():
+                    name = item.wire_id.split("#")[0]
+                    item.future.set_exception(UserError(f"{self.role}: item {name} cannot be sent: {error}"))
             except TrimtabError as error:
                 log.warning("%s", error)
                 # Where the replica was lost meanwhile, `_left` has queued the item already.

@@ -18,6 +18,9 @@ from trimtab.errors import TrimtabError
 from trimtab.roles.coordinator.dispatch import WorkPool
 from trimtab.roles.coordinator.scoring import FailureTally, RewardSet, Scorer
 
+ANSWER_SLACK_S = 30.0
+"""Within which a rollout that gave a response up at its deadline has said so; a silent one is condemned."""
+
 
 def request_seed(job_seed: int, epoch: int, index: int, number: int) -> int:
     """A sampling seed in [0, 2**31) that depends on the job, the epoch, the prompt and the sample number."""
@@ -118,7 +121,7 @@ class Generator:
             "deadline_s": timeout_s,
         }
         answer = await self._rollouts.submit(
-            "generate", meta, {"prompt_ids": sample.prompt_ids}, timeout_s=timeout_s
+            "generate", meta, {"prompt_ids": sample.prompt_ids}, timeout_s=timeout_s + ANSWER_SLACK_S
         )
         message = answer.message
         taken.latencies_s.append(float(message.meta["latency_s"]))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trimtab.comm.control import WorkerKey
-from trimtab.comm.experience import Message
+from trimtab.comm.experience import FrameError, Message
 from trimtab.errors import UserError, WorkerLostError
 from trimtab.roles.coordinator import dispatch
 from trimtab.roles.coordinator.dispatch import WorkPool
@@ -167,6 +167,37 @@ def test_item_past_its_deadline_condemns_its_replica():
         await scene.condemned.wait()
         assert scene.overdue[0][0] == "rollout-0/rank-0"
         assert "oldest e0" in scene.overdue[0][1]
+
+    play(script)
+
+
+def test_item_past_its_deadline_condemns_its_replica_also_while_others_are_busy(monkeypatch):
+    monkeypatch.setattr(dispatch, "LOOK_EVERY_S", 0.2)
+
+    async def script(scene: Scene) -> None:
+        scene.join(0, capacity=4)
+        scene.submit("e0", timeout_s=0.0)
+        while not scene.overdue:
+            scene.pool.wake()
+            await asyncio.sleep(0.01)
+        assert scene.overdue[0][0] == "rollout-0/rank-0"
+
+    play(script)
+
+
+def test_item_that_no_message_can_carry_fails_and_its_replica_goes_on(monkeypatch):
+    async def script(scene: Scene) -> None:
+        async def refuse(worker: str, message: Message, timeout_s: float) -> None:
+            raise FrameError("the header of a 'score' has 20000000 bytes, allowed 16777216")
+
+        scene.join(0, capacity=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(scene.hub, "send", refuse)
+            with pytest.raises(UserError, match="rollout: item e0 cannot be sent: the header of a 'score'"):
+                await scene.submit("e0")
+        scene.submit("e1")
+        await scene.settle()
+        assert [message.meta["episode_id"].split("#")[0] for _, message in scene.hub.sent] == ["e1"]
 
     play(script)
 
