@@ -206,3 +206,19 @@ def test_run_directory_that_cannot_be_made_is_named(cluster):
         f"the run directory {cluster.run_dir} cannot be made" in coordinator.env.termination_log.read_text()
     )
     assert os.fspath(cluster.run_dir) in coordinator.log.read_text()
+
+
+def test_actor_that_is_killed_while_it_is_drained_is_replaced_once(cluster):
+    cluster.spec["spec"]["deadlines"]["stopGraceSeconds"] = 3
+    cluster.begin()
+    coordinator, actor, rollout, reward = (
+        cluster.start(role) for role in ("coordinator", "actor", "rollout", "reward")
+    )
+    cluster.until_held_up(after_step=1)
+    actor.terminate()
+    cluster.until(lambda s: "is about to go" in coordinator.log.read_text(), what="it has said so")
+    actor.end()  # before its grace is over
+    successor = cluster.start("actor")
+    cluster.open_gate()
+    assert [pod.wait() for pod in (coordinator, successor, rollout, reward)] == [0, 0, 0, 0]
+    assert steps_of(cluster) == list(range(1, 9))

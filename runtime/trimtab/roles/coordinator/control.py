@@ -34,6 +34,8 @@ class Wishes:
     leave_reason: str | None = None
     """Why the actor's pods are about to be ended: it is to leave with a checkpoint, and come back."""
     leave_deadline: float | None = None
+    leave_incarnation: int = -1
+    """Of the actor that is to leave."""
     checkpoints: list["asyncio.Future[tuple[str, int]]"] = field(default_factory=list)
     rollout_changes: dict[str, float] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -45,10 +47,11 @@ class Wishes:
         self.stop_deadline = deadline if self.stop_deadline is None else min(deadline, self.stop_deadline)
         self.changed.set()
 
-    def leave(self, reason: str, grace_s: float) -> None:
-        """The actor has to leave; what is said first counts."""
-        if self.leave_reason is None:
+    def leave(self, reason: str, grace_s: float, *, incarnation: int) -> None:
+        """The actor has to leave; what is said first counts, of each incarnation."""
+        if self.leave_reason is None or incarnation > self.leave_incarnation:
             self.leave_reason, self.leave_deadline = reason, time.monotonic() + grace_s
+            self.leave_incarnation = incarnation
             self.changed.set()
 
     def actor_left(self) -> None:

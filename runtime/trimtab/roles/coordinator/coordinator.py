@@ -29,6 +29,7 @@ from trimtab.observability.health import HealthMonitor
 from trimtab.observability.prometheus import RoleGauges
 from trimtab.observability.writer import MetricsWriter
 from trimtab.rewards.pool import START_TIMEOUT_S
+from trimtab.roles.coordinator.absence import watch_absence
 from trimtab.roles.coordinator.actors import ActorLostError, ActorUnit
 from trimtab.roles.coordinator.control import StopNow, Wishes
 from trimtab.roles.coordinator.dispatch import WorkPool
@@ -119,9 +120,16 @@ class Coordinator:
         """Train to the end or to a stop. Raises UserError, OutOfMemoryError or another TrimtabError."""
         self._keeper.fence()
         reader = route_messages(self._hub, self.rollouts, self.rewards, self.actor)
+        absence = watch_absence(self.members, timeout_s=self._arrival_s, in_use=lambda: self._actor_ready)
         self._background = [
             asyncio.create_task(work)
-            for work in (reader, self.rollouts.run(), self.rewards.run(), self._keep_up_late_rollouts())
+            for work in (
+                reader,
+                absence,
+                self.rollouts.run(),
+                self.rewards.run(),
+                self._keep_up_late_rollouts(),
+            )
         ]
         try:
             self._note("reading data")
@@ -285,6 +293,8 @@ class Coordinator:
             if member.key.incarnation <= self._dead_incarnation:
                 self.members.condemn(member.key, str(error))
                 await self._server.shutdown_worker(member.key, str(error), ExitCode.RESTART_REQUESTED)
+        if self.wishes.leave_incarnation <= self._dead_incarnation:
+            self.wishes.actor_left()  # it wanted to go, and is gone: the next one is not to be sent away
 
     async def _see_off_actor(self) -> None:
         """Its pods are about to be ended and what it holds is saved: all ranks leave, and start again."""
@@ -524,7 +534,8 @@ class Coordinator:
     def _leaving_said(self, key: WorkerKey, reason: str) -> None:
         log.warning("%s is about to go: %s", key, reason)
         if key.role == "actor" and key.incarnation > self._dead_incarnation:
-            self.wishes.leave(reason, self.spec.deadlines.stop_grace_seconds)
+            grace_s = self.spec.deadlines.stop_grace_seconds
+            self.wishes.leave(reason, grace_s, incarnation=key.incarnation)
 
     def _pool(self, role: str) -> WorkPool:
         def eligible(member: Member) -> bool:

@@ -1,6 +1,7 @@
 """The small decisions of the coordinator that are easy to get wrong."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -137,8 +138,8 @@ def test_rollout_change_out_of_bounds_is_refused(board, change, text):
 def test_leave_of_the_actor_ends_what_is_under_way_once(board):
     async def scenario() -> None:
         wishes = Wishes()
-        wishes.leave("SIGTERM: its pod is being ended", 0.01)
-        wishes.leave("said by another rank", 30.0)
+        wishes.leave("SIGTERM: its pod is being ended", 0.01, incarnation=1)
+        wishes.leave("said by another rank", 30.0, incarnation=1)
         with pytest.raises(StopNow):
             await wishes.within_grace(asyncio.Event().wait())
         assert wishes.leave_reason == "SIGTERM: its pod is being ended"
@@ -146,6 +147,14 @@ def test_leave_of_the_actor_ends_what_is_under_way_once(board):
         assert await wishes.within_grace(asyncio.sleep(0.05, "done")) == "done"
 
     asyncio.run(scenario())
+
+
+def test_leave_of_the_next_actor_counts_from_when_it_was_said():
+    wishes = Wishes()
+    wishes.leave("of one that was killed before it left", 0.0, incarnation=1)
+    wishes.leave("of its successor", 30.0, incarnation=2)
+    assert (wishes.leave_reason, wishes.leave_incarnation) == ("of its successor", 2)
+    assert wishes.leave_deadline > time.monotonic() + 20
 
 
 def test_resize_reaches_the_coordinator_as_sizes(board):
