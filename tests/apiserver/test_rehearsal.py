@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trimtab_operator.adapter.rehearsal import pod_problems
+from trimtab_operator.adapter.rehearsal import rehearse
 from trimtab_operator.kube.client import Client
 from trimtab_operator.kube.config import load_config
 from trimtab_operator.model.observed import Job
@@ -43,7 +43,7 @@ async def problems(client: Client, api: Any, **spec: Any) -> tuple[str, ...]:
         created=datetime(2026, 11, 1, tzinfo=UTC),
         spec={**SPEC, **spec},
     )
-    return await pod_problems(client, job, Settings.model_validate({"roles": ROLES}))
+    return await rehearse(client, job, Settings.model_validate({"roles": ROLES}))
 
 
 def of_actor(template: dict[str, Any]) -> dict[str, Any]:
@@ -62,6 +62,8 @@ async def test_sound_template_passes_and_nothing_is_made(client, api) -> None:
         ({"roles": of_actor({"spec": {"containers": [{"name": "logs"}]}})}, "actor", "image"),
         ({"roles": of_actor({"spec": {"priority": "high"}})}, "actor", "priority"),
         ({"volumes": [{"name": "v", "emptyDir": {"size": "1Gi"}}]}, "coordinator", "size"),
+        ({"networkPolicy": {"egress": [{"port": 443}]}}, "", "egress[0].port"),
+        ({"networkPolicy": {"egress": [{"ports": [{"port": 0}]}]}}, "", "egress[0].ports[0].port"),
         ({"scheduling": {"affinity": {"nodeAffinity": {"prefer": []}}}}, "coordinator", "prefer"),
         (
             {"roles": {"rollout": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"key": "k"}}}]}}},
@@ -71,15 +73,22 @@ async def test_sound_template_passes_and_nothing_is_made(client, api) -> None:
     ],
     ids=[
         *("an unknown field", "a field that is missing", "a value of another type"),
-        *("a volume", "an affinity", "a variable from elsewhere"),
+        *("a volume", "an unknown field of an egress rule", "a port that cannot be"),
+        *("an affinity", "a variable from elsewhere"),
     ],
 )
 async def test_what_is_wrong_is_named_with_its_role(
     client, api, spec: dict[str, Any], role: str, words: str
 ) -> None:
     (found,) = await problems(client, api, **spec)
-    assert found.startswith(f"the pods of {role}: ")
+    assert found.startswith(f"the pods of {role}: " if role else "spec.networkPolicy: ")
     assert words in found
+
+
+async def test_rules_for_a_hub_and_git_pass(client, api) -> None:
+    ports = [{"protocol": "TCP", "port": 443}, {"protocol": "TCP", "port": 22}]
+    world = [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}]
+    assert await problems(client, api, networkPolicy={"egress": [{"to": world, "ports": ports}]}) == ()
 
 
 async def test_quota_passes_for_now(client, api) -> None:

@@ -20,9 +20,9 @@ class JobMemory:
     claims_generation: int = -1
     """Of the spec that they were looked up for."""
     claims_at: float = 0.0
-    pod_problems: tuple[str, ...] = ()
-    """What the API server finds wrong in the job's pods."""
-    pod_problems_generation: int = -1
+    rehearsal: tuple[str, ...] = ()
+    """What the API server found wrong in a dry run of the job's objects."""
+    rehearsed_generation: int = -1
     """Of the spec that it was asked about."""
     refused_pod: str = ""
     """Why the API server last refused to create a pod."""

@@ -16,7 +16,7 @@ from trimtab_operator.adapter.final_word import read_final_word
 from trimtab_operator.adapter.memory import JobMemory, Memories
 from trimtab_operator.adapter.pods import PodCache
 from trimtab_operator.adapter.progress import Coordinators
-from trimtab_operator.adapter.rehearsal import pod_problems
+from trimtab_operator.adapter.rehearsal import rehearse
 from trimtab_operator.adapter.trim import KnownPod, version_number
 from trimtab_operator.builders.config_map import load_resolved
 from trimtab_operator.certs import JobCredentials
@@ -70,7 +70,7 @@ class Observer:
             progress=self._progress(job, pods),
             resolved=await self._resolved(job, memory),
             claims=await self._claims(job, memory),
-            pod_problems=await self._pod_problems(job, memory),
+            rehearsal=await self._rehearsal(job, memory),
             settings=self._settings,
             refused=memory.refused,
         )
@@ -133,14 +133,14 @@ class Observer:
             memory.claims, memory.claims_generation, memory.claims_at = found, job.generation, now
         return memory.claims
 
-    async def _pod_problems(self, job: Job, memory: JobMemory) -> tuple[str, ...]:
+    async def _rehearsal(self, job: Job, memory: JobMemory) -> tuple[str, ...]:
         """Asked anew for each generation that the job is about to start from."""
         if not _is_about_to_start(job):
             return ()
-        if memory.pod_problems_generation != job.generation:
-            memory.pod_problems = await pod_problems(self._client, job, self._settings)
-            memory.pod_problems_generation = job.generation
-        return memory.pod_problems
+        if memory.rehearsed_generation != job.generation:
+            memory.rehearsal = await rehearse(self._client, job, self._settings)
+            memory.rehearsed_generation = job.generation
+        return memory.rehearsal
 
 
 def _is_about_to_start(job: Job) -> bool:

@@ -1,9 +1,9 @@
-"""Whether the API server would take the pods that a job is about to be started with: a dry run of one a role.
+"""Whether the API server would take what a job is about to be started with: a dry run.
 
-Pod templates, volumes and affinity are objects that the CRD does not look into. What is wrong in them is
-found here, before anything is made for the job, and said in `Validated`. Called by the observer, once for
-each generation of a spec that may be started. Whatever else stands against the pods (a quota, a webhook, a
-policy, a name that is taken) may pass: those are met, and told, when the pods are created.
+Pod templates, volumes, affinity and egress rules are objects that the CRD does not look into. What is wrong
+in them is found here, before anything is made for the job, and said in `Validated`. Called by the observer,
+once for each generation of a spec that may be started. Whatever else stands against the objects (a quota, a
+webhook, a policy, a name that is taken) may pass: those are met, and told, when the objects are created.
 """
 
 import asyncio
@@ -12,31 +12,46 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from trimtab.api import JobError
+from trimtab_operator.builders.network_policy import network_policy
 from trimtab_operator.builders.pods import pod_manifest
 from trimtab_operator.builders.resolve import resolve
 from trimtab_operator.constants import COORDINATOR, ROLES
 from trimtab_operator.kube.client import Client
-from trimtab_operator.kube.errors import ApiError, ForbiddenError, InvalidError, JsonObject, RefusedError
-from trimtab_operator.kube.resources import PODS
+from trimtab_operator.kube.errors import (
+    AlreadyExistsError,
+    ForbiddenError,
+    InvalidError,
+    JsonObject,
+    RefusedError,
+)
+from trimtab_operator.kube.resources import NETWORK_POLICIES, PODS, Resource
 from trimtab_operator.model.observed import Job
 from trimtab_operator.model.plan import PodPlan
 from trimtab_operator.model.resolved import Resolved, Settings
 from trimtab_operator.reconcile.starting import attempt_of
 
 _OF_THE_JOB: Final = ("affinity", "tolerations", "topologySpreadConstraints")
+_PLAIN: Final[dict[Resource, JsonObject]] = {
+    PODS: {"containers": [{"name": "trimtab", "image": "trimtab"}]},
+    NETWORK_POLICIES: {"podSelector": {}},
+}
+"""Specs with nothing wrong in them."""
 
 
-async def pod_problems(client: Client, job: Job, settings: Settings) -> tuple[str, ...]:
-    """What the API server finds wrong in the job's pods, a line for each role; KubeError: ask again."""
+async def rehearse(client: Client, job: Job, settings: Settings) -> tuple[str, ...]:
+    """What the API server finds wrong, a line for each role and for the policy; KubeError: ask again."""
     roles = tuple(roles_to_try(job.spec, settings))
-    if not roles:
+    if not roles and not job.spec.get("networkPolicy"):
         return ()
     try:
         resolved = resolve(job, settings, attempt_of(job, job.status.starts + 1))
     except JobError:
         return ()  # `reconcile` finds and tells it
-    answers = await asyncio.gather(*(_try(client, job, resolved, role) for role in roles))
-    return tuple(answer for answer in answers if answer)
+    tries = [_try(client, PODS, _pod(job, resolved, role), f"the pods of {role}") for role in roles]
+    policy = network_policy(resolved) if job.spec.get("networkPolicy") else None
+    if policy is not None:
+        tries.append(_try(client, NETWORK_POLICIES, policy, "spec.networkPolicy"))
+    return tuple(filter(None, await asyncio.gather(*tries)))
 
 
 def roles_to_try(spec: Mapping[str, Any], settings: Settings) -> Iterator[str]:
@@ -51,7 +66,7 @@ def roles_to_try(spec: Mapping[str, Any], settings: Settings) -> Iterator[str]:
             yield role
 
 
-async def _try(client: Client, job: Job, resolved: Resolved, role: str) -> str:
+def _pod(job: Job, resolved: Resolved, role: str) -> JsonObject:
     plan = PodPlan(
         job=job.name,
         job_uid=job.uid,
@@ -62,28 +77,29 @@ async def _try(client: Client, job: Job, resolved: Resolved, role: str) -> str:
         incarnation=1,
         attempt=resolved.attempt,
     )
-    pod = pod_manifest(plan, resolved)
-    found = await _refusal(client, job, pod)
-    if found is None or (found.code == HTTPStatus.BAD_REQUEST and not await _takes_any(client, job, pod)):
+    return pod_manifest(plan, resolved)
+
+
+async def _try(client: Client, resource: Resource, manifest: JsonObject, what: str) -> str:
+    """What is wrong in the object, in words; empty: nothing."""
+    found = await _refusal(client, resource, manifest)
+    if found is None:
         return ""
-    return f"the pods of {role}: {found}"
+    if found.code == HTTPStatus.BAD_REQUEST:
+        # A webhook that knows no dry run refuses every one of them, as if the object were wrong.
+        metadata = {name: manifest["metadata"][name] for name in ("name", "namespace")}
+        plain = manifest | {"metadata": metadata, "spec": _PLAIN[resource]}
+        if await _refusal(client, resource, plain) is not None:
+            return ""
+    return f"{what}: {found}"
 
 
-async def _refusal(client: Client, job: Job, pod: JsonObject) -> InvalidError | None:
-    """What is wrong in the pod itself; None: nothing, as far as the server says."""
+async def _refusal(client: Client, resource: Resource, manifest: JsonObject) -> InvalidError | None:
+    """What is wrong in the object itself; None: nothing, as far as the server says."""
     try:
-        await client.create(PODS, job.namespace, pod, dry_run=True)
+        await client.create(resource, manifest["metadata"]["namespace"], manifest, dry_run=True)
     except InvalidError as error:
         return error
-    except ApiError as error:
-        if isinstance(error, RefusedError | ForbiddenError) or error.code == HTTPStatus.CONFLICT:
-            return None
-        raise
+    except (RefusedError, ForbiddenError, AlreadyExistsError):
+        return None
     return None
-
-
-async def _takes_any(client: Client, job: Job, pod: JsonObject) -> bool:
-    """Whether dry runs work here at all: a webhook that knows none refuses every one, as if it were wrong."""
-    plain = {"name": "trimtab", "image": "trimtab"}
-    metadata = {"name": pod["metadata"]["name"], "namespace": job.namespace}
-    return await _refusal(client, job, pod | {"metadata": metadata, "spec": {"containers": [plain]}}) is None

@@ -29,7 +29,8 @@ def network_policy(resolved: Resolved) -> Manifest | None:
     egress = _egress(resolved)
     if egress is not None:
         spec["policyTypes"].append("Egress")
-        spec["egress"] = [{"to": [{"podSelector": selector(resolved)}]}, _DNS, *egress]
+        # The given ones first: what is wrong in one is said with its own number.
+        spec["egress"] = [*egress, {"to": [{"podSelector": selector(resolved)}]}, _DNS]
     name = resolved.resolved_job.job.name
     return child(resolved, api_version="networking.k8s.io/v1", kind="NetworkPolicy", name=name) | {
         "spec": spec

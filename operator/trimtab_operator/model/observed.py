@@ -134,8 +134,8 @@ class Observed:
     claims: Mapping[str, tuple[str, ...]] | None = None
     """Access modes of the PersistentVolumeClaims that the job's volumes name; a missing claim has no
     entry. None: not looked up yet."""
-    pod_problems: tuple[str, ...] = ()
-    """What the API server finds wrong in the pods that the job would be started with, by a dry run."""
+    rehearsal: tuple[str, ...] = ()
+    """What the API server finds wrong in the pods and the NetworkPolicy of the next start, by a dry run."""
     settings: Settings
     """The platform's defaults."""
     refused: str = ""

@@ -62,8 +62,8 @@ def start(draft: Draft, reading: Reading) -> Outlook:
     if unshared is not None:
         draft.clock.soon(STORAGE_AGAIN_S)
         return Outlook(stage=Stage.INVALID, validated=Say("False", Reason.STORAGE_NOT_SHARED, unshared))
-    if draft.observed.pod_problems:
-        return Outlook(stage=Stage.INVALID, validated=_refusal(draft.observed.pod_problems))
+    if draft.observed.rehearsal:
+        return Outlook(stage=Stage.INVALID, validated=_refusal(draft.observed.rehearsal))
     draft.update(start_time=draft.clock.now, budget=BudgetState())
     return begin(draft, resolved, reading.live, starts=starts)
 
