@@ -176,7 +176,7 @@ def test_actor_trains_saves_and_comes_back_at_the_same_weights(tiny_model_dir: P
         assert (saved["log_probs"] * better).sum() > (first * better).sum()
         saved["identity"] = identity = coordinator.register.training_identity
         path = checkpoint.begin(uri, 3, identity=identity, attempt=1)
-        await coordinator.command("save/3", save_checkpoint=pb.SaveCheckpoint(path=f"{path}/actor", step=3))
+        await coordinator.command("save/3", save_checkpoint=pb.SaveCheckpoint(path=f"{path}/actor"))
         checkpoint.commit(path, step=3, identity=identity, attempt=1, coordinator_state={})
         await coordinator.command("export/3", export=pb.Export(path=str(tmp_path / "exported")))
 

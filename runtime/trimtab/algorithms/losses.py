@@ -42,10 +42,6 @@ class PolicyLossInputs:
 class LossFn(Protocol):
     """What the training engine is given."""
 
-    @property
-    def needs_entropy_gradient(self) -> bool:
-        """Whether `inputs.entropy` must be differentiable; if not, the engine may detach it."""
-
     def __call__(
         self, inputs: PolicyLossInputs, denominators: Denominators, /
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -93,11 +89,6 @@ class GrpoLoss:
     """`grpo_loss` with its settings: the `LossFn` of GRPO."""
 
     config: GrpoLossConfig
-
-    @property
-    def needs_entropy_gradient(self) -> bool:
-        """Whether there is an entropy bonus."""
-        return self.config.entropy_coefficient != 0.0
 
     def __call__(
         self, inputs: PolicyLossInputs, denominators: Denominators, /

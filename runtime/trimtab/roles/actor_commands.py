@@ -165,8 +165,8 @@ class ActorCommands:
             model=_MODELS[command.log_probs.model],
             temperature=float(message.meta["temperature"]),
         )
-        meta = {"key": command.key, "entropy_sum": result.entropy_sum, "num_tokens": result.num_tokens}
-        self._link.send(Message("log_probs", meta, {"log_probs": result.log_probs}), SEND_TIMEOUT_S)
+        answer = Message("log_probs", {"key": command.key}, {"log_probs": result.log_probs})
+        self._link.send(answer, SEND_TIMEOUT_S)
         return pb.CommandResult()
 
     def _save_checkpoint(self, command: pb.Command) -> pb.CommandResult:

@@ -1,6 +1,5 @@
 """How a worker introduces itself and proves who it is. Called by each role's main."""
 
-import os
 from collections.abc import Callable
 
 from trimtab.api import ResolvedJob
@@ -40,7 +39,6 @@ def registration(
         capacity=capacity,
         applied_step=applied_step,
         weight_version=weight_version,
-        pid=os.getpid(),
         metrics_port=metrics_port,
     )
 

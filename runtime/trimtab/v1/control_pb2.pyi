@@ -21,7 +21,7 @@ class WorkerId(_message.Message):
     def __init__(self, role: _Optional[str] = ..., replica: _Optional[int] = ..., node: _Optional[int] = ..., rank: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("protocol_version", "worker", "attempt", "training_identity", "host", "store_port", "world_size", "capacity", "applied_step", "weight_version", "pid", "metrics_port")
+    __slots__ = ("protocol_version", "worker", "attempt", "training_identity", "host", "store_port", "world_size", "capacity", "applied_step", "weight_version", "metrics_port")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -32,7 +32,6 @@ class Register(_message.Message):
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
-    PID_FIELD_NUMBER: _ClassVar[int]
     METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker: WorkerId
@@ -44,9 +43,8 @@ class Register(_message.Message):
     capacity: int
     applied_step: int
     weight_version: int
-    pid: int
     metrics_port: int
-    def __init__(self, protocol_version: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., attempt: _Optional[int] = ..., training_identity: _Optional[str] = ..., host: _Optional[str] = ..., store_port: _Optional[int] = ..., world_size: _Optional[int] = ..., capacity: _Optional[int] = ..., applied_step: _Optional[int] = ..., weight_version: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_port: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., worker: _Optional[_Union[WorkerId, _Mapping]] = ..., attempt: _Optional[int] = ..., training_identity: _Optional[str] = ..., host: _Optional[str] = ..., store_port: _Optional[int] = ..., world_size: _Optional[int] = ..., capacity: _Optional[int] = ..., applied_step: _Optional[int] = ..., weight_version: _Optional[int] = ..., metrics_port: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("coordinator_instance", "experience_address", "heartbeat_interval_s")
@@ -144,20 +142,16 @@ class Update(_message.Message):
     def __init__(self, step: _Optional[int] = ...) -> None: ...
 
 class LogProbs(_message.Message):
-    __slots__ = ("model", "entropy")
+    __slots__ = ("model",)
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    ENTROPY_FIELD_NUMBER: _ClassVar[int]
     model: str
-    entropy: bool
-    def __init__(self, model: _Optional[str] = ..., entropy: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class SaveCheckpoint(_message.Message):
-    __slots__ = ("path", "step")
+    __slots__ = ("path",)
     PATH_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
     path: str
-    step: int
-    def __init__(self, path: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
 
 class Export(_message.Message):
     __slots__ = ("path",)

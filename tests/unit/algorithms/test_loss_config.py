@@ -1,6 +1,6 @@
 """Settings of the loss, read from a job."""
 
-from trimtab.algorithms.losses import GrpoLoss, GrpoLossConfig
+from trimtab.algorithms.losses import GrpoLossConfig
 from trimtab.api.algorithm import GRPOSpec
 
 
@@ -24,8 +24,3 @@ def test_config_from_spec_reads_every_field() -> None:
         kl_placement="reward",
         entropy_coefficient=0.003,
     )
-
-
-def test_loss_says_when_it_needs_a_differentiable_entropy() -> None:
-    assert GrpoLoss(GrpoLossConfig(entropy_coefficient=0.01)).needs_entropy_gradient
-    assert not GrpoLoss(GrpoLossConfig()).needs_entropy_gradient

@@ -152,14 +152,14 @@ class ActorUnit:
         if future is not None and not future.done():
             future.set_result(message)
 
-    async def save(self, path: str, *, step: int) -> None:
+    async def save(self, path: str) -> None:
         """Every rank writes its part of the checkpoint."""
         timeout_s = float(self._job.job.spec.deadlines.checkpoint_seconds)
         self._numbers += 1
         command = pb.Command(
             key=f"save/{self._instance}/{self._numbers}",
             timeout_s=timeout_s,
-            save_checkpoint=pb.SaveCheckpoint(path=path, step=step),
+            save_checkpoint=pb.SaveCheckpoint(path=path),
         )
         await self.call([command] * len(self.ranks), timeout_s=timeout_s)
 

@@ -95,7 +95,7 @@ class CheckpointKeeper:
         )
         try:
             async with self._actor.lock:
-                await self._actor.save(str(path / "actor"), step=state.step)
+                await self._actor.save(str(path / "actor"))
         except BaseException:
             checkpoint.abandon(path)
             raise
