@@ -140,7 +140,8 @@ class RolloutSpec(ModelRoleSpec):
     replicas: Replicas = 1
     """Engines. 1 by default. May change while the job runs."""
     min_replicas: Replicas = 1
-    """Engines without which training waits. 1 by default: it goes on as long as one is there."""
+    """Engines without which training does not begin; with fewer it is Degraded, and goes on as long as one is
+    there. 1 by default."""
     nodes: Nodes = 1
     """Pods per engine. 1 by default, and more is not supported yet."""
     gpus_per_node: GpusPerNode = 0
@@ -157,7 +158,8 @@ class RewardRoleSpec(ModelRoleSpec):
     replicas: Replicas = 1
     """Servers. 1 by default."""
     min_replicas: Replicas = 1
-    """Servers without which training waits. 1 by default."""
+    """Servers without which training does not begin; with fewer it is Degraded, and goes on as long as one is
+    there. 1 by default."""
     workers_per_replica: Annotated[int, Field(ge=1, le=1024)] = 2
     """Processes per server that run user functions, so that one that hangs or dies holds up no other. 2 by
     default."""
