@@ -23,7 +23,7 @@ from trimtab_operator.constants import (
     MAIN_CONTAINER,
 )
 from trimtab_operator.kube.errors import JsonObject
-from trimtab_operator.model.observed import Job, Pod, PodPhase
+from trimtab_operator.model.observed import NOT_PREPARED, Job, Pod, PodPhase
 
 MAX_WORDS: Final = 4096
 """Longest message that is kept, as the kubelet's longest termination message."""
@@ -91,8 +91,8 @@ def trim_pod(raw: JsonObject) -> KnownPod | None:
     phase = status.get("phase") or "Pending"
     main = _main_container(status.get("containerStatuses") or ())
     ended = main.get("state", {}).get("terminated") or _failed_init(status)
-    waiting = _waiting(status)
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    waiting = _waiting(status) or _not_prepared(status, conditions)
     return KnownPod(
         namespace=sys.intern(metadata["namespace"]),
         job_uid=sys.intern(job_uid),
@@ -158,6 +158,15 @@ def _waiting(status: Mapping[str, Any]) -> JsonObject:
             if waiting.get("reason", "") not in NOT_STARTED_YET:
                 return dict(waiting)
     return {}
+
+
+def _not_prepared(status: Mapping[str, Any], conditions: Mapping[Any, JsonObject]) -> JsonObject:
+    """A pod that its node has taken on, and that has no sandbox yet: images are pulled after that."""
+    prepared = conditions.get("PodReadyToStartContainers", {}).get("status")
+    if prepared != "False" or status.get("phase") != "Pending" or not status.get("startTime"):
+        return {}
+    words = "its node has not set up its volumes or its network; `kubectl describe pod` says why"
+    return {"reason": NOT_PREPARED, "message": words}
 
 
 def _disruption(status: Mapping[str, Any], conditions: Mapping[Any, JsonObject], *, started: bool) -> str:

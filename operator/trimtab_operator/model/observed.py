@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from trimtab.api.status import JobStatus
 from trimtab_operator.model.resolved import Resolved, Settings
 
+NOT_PREPARED: Final = "PodNotPrepared"
+"""`Pod.waiting_reason` while its node has not set up its volumes or its network: a missing Secret or
+ConfigMap, a volume that cannot be mounted. Our word, as the kubelet has none for it in the status."""
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 

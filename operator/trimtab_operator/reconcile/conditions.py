@@ -11,6 +11,7 @@ from trimtab.api.conditions import ConditionType, Phase, Reason
 from trimtab.api.status import CheckpointState, Condition, JobStatus, StopState
 from trimtab_operator.constants import REWARD, ROLLOUT
 from trimtab_operator.model.actions import Event
+from trimtab_operator.reconcile.clock import Clock
 from trimtab_operator.reconcile.draft import MAX_EVENT_MESSAGE, Draft
 from trimtab_operator.reconcile.failures import stuck_pod, stuck_reason
 from trimtab_operator.reconcile.metrics import not_finite
@@ -138,7 +139,7 @@ def _workers_ready(draft: Draft, outlook: Outlook, old: dict[str, Condition]) ->
             f"all pods were released and are made again at {draft.status.release_until:%Y-%m-%d %H:%M:%S} UTC"
         )
         return Say("False", Reason.PENDING_DEADLINE, text)
-    held_up = _held_up(units)
+    held_up = _held_up(units, draft.clock)
     if held_up is not None:
         return held_up
     progress = outlook.progress
@@ -153,13 +154,13 @@ def _workers_ready(draft: Draft, outlook: Outlook, old: dict[str, Condition]) ->
     return Say("True", Reason.ALL_REGISTERED)
 
 
-def _held_up(units: Survey) -> Say | None:
+def _held_up(units: Survey, clock: Clock) -> Say | None:
     """What keeps pods from running; None: all run."""
     down = [unit for unit in units.wanted if not (unit.is_up or _left(unit))]
     if not down:
         return None
     for unit in down:
-        pod = stuck_pod(unit)
+        pod = stuck_pod(unit, clock)
         if pod is not None:
             return Say(
                 "False",

@@ -15,7 +15,7 @@ from enum import IntEnum
 from trimtab.api.conditions import Reason
 from trimtab.errors import ExitCode
 from trimtab_operator.constants import COORDINATOR
-from trimtab_operator.model.observed import Pod
+from trimtab_operator.model.observed import NOT_PREPARED, Pod
 from trimtab_operator.reconcile.clock import Clock
 from trimtab_operator.reconcile.units import Survey, Unit, ended_well, has_ended
 
@@ -42,6 +42,8 @@ _CONTAINER = frozenset(
 )
 """Waiting reasons that seldom cure themselves. (CrashLoopBackOff: of a sidecar that starts first.)"""
 _STUCK = _IMAGE | _CONTAINER
+PREPARED_WITHIN_S = 60.0
+"""In which a node sets up a pod's volumes and network; one that takes longer lacks something."""
 MAX_LINES = 12
 MAX_TEXT = 3000
 
@@ -204,9 +206,16 @@ def _describe_code(pod: Pod) -> str:
     return f"exited with code {code}"
 
 
-def stuck_pod(unit: Unit) -> Pod | None:
+def stuck_pod(unit: Unit, clock: Clock) -> Pod | None:
     """A pod of the unit whose container cannot be started."""
-    return next((pod for pod in unit.pods.values() if pod.waiting_reason in _STUCK), None)
+    pods = unit.pods.values()
+    return next((pod for pod in pods if pod.waiting_reason in _STUCK or _is_unprepared(pod, clock)), None)
+
+
+def _is_unprepared(pod: Pod, clock: Clock) -> bool:
+    """Whether its node takes longer than usual to set up its volumes and network."""
+    since = pod.started or pod.created
+    return pod.waiting_reason == NOT_PREPARED and clock.been(PREPARED_WITHIN_S, since)
 
 
 def stuck_reason(pod: Pod) -> Reason:

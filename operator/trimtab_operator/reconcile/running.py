@@ -185,7 +185,7 @@ def _pending(draft: Draft, units: Survey, resolved: Resolved, live: Live) -> Out
 def _stuck(draft: Draft, units: Survey, resolved: Resolved) -> Outlook | None:
     """Take note of containers that cannot be started; the job's end where one could not for too long."""
     for unit in units.wanted:
-        pod = stuck_pod(unit)
+        pod = stuck_pod(unit, draft.clock)
         since = unit.state.stuck_since
         if pod is None:
             if since is not None and unit.is_up:

@@ -86,6 +86,16 @@ def test_end_of_the_main_container_counts_and_a_sidecar_does_not() -> None:
     assert only_proxy.pod.exit_code is None
 
 
+def unprepared(status: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "phase": "Pending",
+        "startTime": "2026-11-30T10:00:00Z",
+        "conditions": [{"type": "PodReadyToStartContainers", "status": status}],
+        **main_container(waiting={"reason": "ContainerCreating"}),
+        **fields,
+    }
+
+
 def test_failed_init_container_is_the_end_of_a_pod_that_never_started() -> None:
     status = {
         "phase": "Failed",
@@ -105,6 +115,9 @@ def test_failed_init_container_is_the_end_of_a_pod_that_never_started() -> None:
     ("status", "reason"),
     [
         (main_container(waiting={"reason": "ContainerCreating"}), ""),
+        (unprepared("False"), "PodNotPrepared"),
+        (unprepared("True"), ""),
+        (unprepared("False", startTime=None), ""),
         (main_container(waiting={"reason": "ImagePullBackOff", "message": "Back-off"}), "ImagePullBackOff"),
         (
             {
@@ -114,7 +127,10 @@ def test_failed_init_container_is_the_end_of_a_pod_that_never_started() -> None:
             "ErrImagePull",
         ),
     ],
-    ids=["nothing is wrong", "main container", "init container"],
+    ids=[
+        *("nothing is wrong", "volumes not mounted", "an image is pulled", "no node yet"),
+        *("main container", "init container"),
+    ],
 )
 def test_what_holds_up_a_container(status: dict[str, Any], reason: str) -> None:
     known = trim_pod(pod(status))

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.operator.reconcile.world import Operator, World, run
 
 from trimtab.api.conditions import ConditionType
-from trimtab_operator.model.observed import Pod
+from trimtab_operator.model.observed import NOT_PREPARED, Pod
 from trimtab_operator.reconcile.restarts import pause_s
 
 
@@ -377,6 +377,24 @@ def test_container_that_cannot_be_created_fails_the_job_after_the_deadline(begun
     world.now += timedelta(seconds=600)
     operator.turn()
     assert (failed(world).reason, 'secret "keys" not found' in failed(world).message) == ("CannotStart", True)
+
+
+def test_pod_whose_volumes_are_not_there_is_named_and_fails_the_job_after_the_deadline(begun):
+    world, operator = begun()
+    world.tick(5)
+    pod = next(pod for pod in world.pods.values() if pod.role == "coordinator")
+    waits = {"phase": "Pending", "started": world.now, "waiting_reason": NOT_PREPARED}
+    world._put(replace(pod, **waits, waiting_message="its node has not set up its volumes"))
+    operator.turn()
+    assert world.condition(ConditionType.WORKERS_READY) == ("False", "PodsPending"), "it takes its time"
+    world.now += timedelta(seconds=61)
+    operator.turn()
+    assert world.condition(ConditionType.WORKERS_READY) == ("False", "CannotStart")
+    world.now += timedelta(seconds=600)
+    operator.turn()
+    assert failed(world).reason == "CannotStart"
+    assert "coordinator-0: pod " in failed(world).message
+    assert "its node has not set up its volumes" in failed(world).message
 
 
 def test_several_failures_at_once_are_one_decision(stepping):
