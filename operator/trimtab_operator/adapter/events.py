@@ -65,9 +65,13 @@ class _Allowance:
         return 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Waiting:
-    job: Job
+    """An event to send: what it needs of the job, and not the job, of which thousands may wait here."""
+
+    namespace: str
+    name: str
+    uid: str
     event: Event
     at: datetime
 
@@ -99,7 +103,7 @@ class EventSink:
         if len(self._waiting) >= MAX_WAITING or not self._allow(job.uid):
             self.dropped += 1
             return
-        self._waiting.append(_Waiting(job, event, self._now()))
+        self._waiting.append(_Waiting(job.namespace, job.name, job.uid, event, self._now()))
         self._wake.set()
 
     def forget(self, uid: str) -> None:
@@ -120,24 +124,24 @@ class EventSink:
                 await self._send(item)
             except KubeError as error:
                 self.dropped += 1
-                logger.debug("an event of %s/%s was not posted: %s", item.job.namespace, item.job.name, error)
+                logger.debug("an event of %s/%s was not posted: %s", item.namespace, item.name, error)
 
     async def _send(self, item: _Waiting) -> None:
-        key = f"{item.job.uid}/{item.event.type}/{item.event.reason}/{item.event.message}"
+        key = f"{item.uid}/{item.event.type}/{item.event.reason}/{item.event.message}"
         series = self._series.pop(key, None)
         now = self._clock()
         if series is not None and now - series.last < SERIES_S:
             count = series.count + 1
             observed = {"series": {"count": count, "lastObservedTime": _micro_time(item.at)}}
             try:
-                await self._client.merge(EVENTS, item.job.namespace, series.name, observed)
+                await self._client.merge(EVENTS, item.namespace, series.name, observed)
             except NotFoundError:
                 series = None
             else:
                 self._remember(key, _Series(series.name, count, now))
                 return
         manifest = self._manifest(item, key)
-        await self._client.create(EVENTS, item.job.namespace, manifest)
+        await self._client.create(EVENTS, item.namespace, manifest)
         self._remember(key, _Series(manifest["metadata"]["name"], 1, now))
 
     def _remember(self, key: str, series: _Series) -> None:
@@ -156,8 +160,8 @@ class EventSink:
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
             "metadata": {
-                "name": f"{item.job.name}.{unique}",
-                "namespace": item.job.namespace,
+                "name": f"{item.name}.{unique}",
+                "namespace": item.namespace,
                 "labels": {LABEL_MANAGED_BY: MANAGED_BY},
             },
             "eventTime": _micro_time(item.at),
@@ -170,9 +174,9 @@ class EventSink:
             "regarding": {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
-                "namespace": item.job.namespace,
-                "name": item.job.name,
-                "uid": item.job.uid,
+                "namespace": item.namespace,
+                "name": item.name,
+                "uid": item.uid,
             },
         }
 

@@ -1,14 +1,16 @@
 """What each job's coordinator says over gRPC, and what it is told: one channel a running coordinator.
 
     coordinator's pod runs --> link: dial its IP over mTLS, ask at once, then every POLL_S
+    STILL_AFTER answers of one that takes steps are the same --> every STILL_POLL_S, until one is not
     a pod of the job changed --> ask at once
     another pod, another address, a certificate that runs out --> a new channel
     the pod has ended --> the channel is closed, the last answer stays; the job is gone --> that goes too
 
 The times of the regular questions are spread evenly over POLL_S by the job's uid, so that a thousand jobs
 are a hundred questions a second and never a thousand at once. An answer that says nothing new but numbers
-wakes the queue twice a minute, as those are written once a minute. A coordinator that cannot be reached is
-no error of the operator: its last answer grows old, and `reconcile` sees how old.
+wakes the queue twice a minute, as those are written once a minute; one that says nothing new at all, never. A
+coordinator that cannot be reached is no error of the operator: its last answer grows old, and `reconcile`
+sees how old.
 
 Runs on the operator's loop. grpc is known here alone.
 """
@@ -26,6 +28,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from trimtab.api.conditions import Phase
 from trimtab.v1 import job_control_pb2 as pb
 from trimtab.v1 import job_control_pb2_grpc as rpc
 from trimtab_operator.adapter.trim import MAX_WORDS, KnownPod
@@ -38,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 POLL_S: Final = 10.0
 CALL_TIMEOUT_S: Final = 5.0
+STILL_AFTER: Final = 3
+STILL_POLL_S: Final = 60.0
+"""Between questions to a coordinator in the middle of a long step, whose last answers were the same: a
+thousand of them cost next to nothing. What happens to its pods is seen at once."""
 SOON_S: Final = 0.2
 """Pods change several at a time: one question is enough."""
 NUMBERS_S: Final = 30.0
@@ -83,7 +90,7 @@ class Coordinators:
         self._links[uid] = _Link(
             pod,
             credentials,
-            phase_s=_phase(uid) * POLL_S,
+            phase=_phase(uid),
             told=lambda: self._changed(uid),
             on_poll=self._on_poll,
             clock=self._clock,
@@ -152,7 +159,7 @@ class _Link:
         pod: KnownPod,
         credentials: Callable[[], JobCredentials],
         *,
-        phase_s: float,
+        phase: float,
         told: Callable[[], None],
         on_poll: Callable[[str], None],
         clock: Callable[[], float],
@@ -164,13 +171,17 @@ class _Link:
         self.wake = asyncio.Event()
         self._incarnation = pod.pod.incarnation
         self._credentials = credentials
-        self._phase_s = phase_s
+        self._phase = phase
         self._told = told
         self._on_poll = on_poll
         self._clock = clock
         self._now = now
         self._told_last: Progress | None = None
         self._told_at = 0.0
+        self._num_same = 0
+        """Answers in a row that were like the one before, while steps were taken and nobody was missing."""
+        self._untold = False
+        """Whether numbers have changed since the queue was last woken."""
         self._channel: grpc.aio.Channel | None = None
         self._stub: rpc.JobControlStub | None = None
         self._valid_until = now()
@@ -207,6 +218,7 @@ class _Link:
             try:
                 async with asyncio.timeout(self._pause_s()):
                     await self.wake.wait()
+                self._num_same = 0
                 await asyncio.sleep(SOON_S)
             except TimeoutError:
                 pass
@@ -214,23 +226,29 @@ class _Link:
 
     def _pause_s(self) -> float:
         """Until this job's turn within the next interval, give or take a little."""
-        into_s = (self._clock() - self._phase_s) % POLL_S
+        interval_s = POLL_S if self._num_same < STILL_AFTER else STILL_POLL_S
+        into_s = (self._clock() - self._phase * interval_s) % interval_s
         jitter_s = random.uniform(0.0, POLL_S / 20)  # noqa: S311 -- spreads the questions
-        return POLL_S - into_s + jitter_s
+        return interval_s - into_s + jitter_s
 
     async def _ask(self) -> None:
         stub = await self._connected()
         try:
             answer: pb.JobStatus = await stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
+            self._num_same = 0
             self._on_poll(error.code().name)
             logger.debug("the coordinator at %s: %s", self.address, _words(error))
             return
         self._on_poll("OK")
-        self.latest = read_status(answer, self._incarnation, self._now())
+        before, self.latest = self.latest, read_status(answer, self._incarnation, self._now())
+        same = before is not None and replace(before, received=self.latest.received) == self.latest
+        quiet = same and self.latest.phase == Phase.RUNNING and not self.latest.missing
+        self._num_same = self._num_same + 1 if quiet else 0
+        self._untold = self._untold or not same
         news, at = _essence(self.latest), self._clock()
-        if news != self._told_last or at - self._told_at >= NUMBERS_S:
-            self._told_last, self._told_at = news, at
+        if news != self._told_last or (self._untold and at - self._told_at >= NUMBERS_S):
+            self._told_last, self._told_at, self._untold = news, at, False
             self._told()
 
     async def _connected(self) -> rpc.JobControlStub:

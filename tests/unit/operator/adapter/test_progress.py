@@ -183,6 +183,25 @@ async def test_questions_follow_one_another_at_their_interval(links, coordinator
     await _until(lambda: peer.asked >= 4)
 
 
+async def test_coordinator_that_says_the_same_is_asked_seldom_until_something_happens(
+    links, coordinator, changed, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.05)
+    monkeypatch.setattr(module, "NUMBERS_S", 0.0)
+    peer = await coordinator()
+    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
+    links.follow("uid-1", pod(peer.address), credentials)
+    await _until(lambda: peer.asked == 1 + module.STILL_AFTER)
+    await asyncio.sleep(0.4)
+    assert peer.asked == 1 + module.STILL_AFTER
+    assert changed == ["uid-1"], "the same answer is no news"
+    links.ask_soon("uid-1")
+    await _until(lambda: peer.asked == 2 + 2 * module.STILL_AFTER)
+    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=8)
+    links.ask_soon("uid-1")
+    await _until(lambda: len(changed) == 2)
+
+
 async def test_stop_and_resize_are_heard(links, coordinator) -> None:
     peer = await coordinator()
     links.follow("uid-1", pod(peer.address), credentials)
