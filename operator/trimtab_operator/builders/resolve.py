@@ -39,8 +39,11 @@ def parse(job: Job) -> RLTrainingJob:
     return parse_job(data, source=job.name, unknown="ignore")
 
 
-def resolve(job: Job, settings: Settings, attempt: int) -> Resolved:
-    """Everything decided for one attempt; raises `JobError` with every problem of the spec."""
+def resolve(job: Job, settings: Settings, attempt: int, *, first_attempt: int | None = None) -> Resolved:
+    """Everything decided for one attempt; raises `JobError` with every problem of the spec.
+
+    `first_attempt` is that of the job's first start; None: this one.
+    """
     parsed = parse(job)
     problems = list(_cluster_problems(parsed.spec, settings))
     if problems:
@@ -48,6 +51,7 @@ def resolve(job: Job, settings: Settings, attempt: int) -> Resolved:
     resolved_job = ResolvedJob.resolve(
         parsed,
         attempt=attempt,
+        first_attempt=first_attempt,
         base_dir=_BASE_DIR,
         run_dir=Path(run_folder(parsed.spec, job=job.name, uid=job.uid)),
     )

@@ -35,6 +35,7 @@ from trimtab_operator.reconcile.restarts import charge, give_back, grant_wishes,
 from trimtab_operator.reconcile.spec import Live, Reading, invalid_edit, live_fields, read_spec
 from trimtab_operator.reconcile.starting import (
     ACCEPTED,
+    attempt_of,
     create_and_delete,
     release,
     release_pause_s,
@@ -72,7 +73,12 @@ def _read_again(draft: Draft, reading: Reading) -> Outlook:
     """The attempt's resolved spec is not there: make it, where the operator ended before it did."""
     if reading.live is not None:
         with contextlib.suppress(JobError):  # said at the next start
-            resolved = resolve(draft.job, draft.observed.settings, draft.status.attempt)
+            resolved = resolve(
+                draft.job,
+                draft.observed.settings,
+                draft.status.attempt,
+                first_attempt=attempt_of(draft.job, 1),
+            )
             draft.act(CreateResolved(resolved=resolved))
     draft.clock.soon(UNREAD_AGAIN_S)
     return Outlook(stage=Stage.AS_IT_WAS)

@@ -54,7 +54,12 @@ def start(draft: Draft, reading: Reading) -> Outlook:
         return Outlook(stage=Stage.AS_IT_WAS)
     starts = draft.status.starts + 1
     try:
-        resolved = resolve(draft.job, draft.observed.settings, attempt_of(draft.job, starts))
+        resolved = resolve(
+            draft.job,
+            draft.observed.settings,
+            attempt_of(draft.job, starts),
+            first_attempt=attempt_of(draft.job, 1),
+        )
         _check_identity(draft, resolved)
     except JobError as error:
         return Outlook(stage=Stage.INVALID, validated=_refusal(tuple(map(str, error.problems))))

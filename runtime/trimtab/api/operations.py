@@ -61,8 +61,8 @@ class CheckpointSpec(Model):
     """Folder for the checkpoints, the same in every pod: a path, from the run's folder where it is relative,
     or file:///path. None: `checkpoints` in the run's folder."""
     resume: Literal["auto", "never", "required"] = "auto"
-    """`auto`: from the newest whole checkpoint where there is one; `never`: always from the start;
-    `required`: fail without one."""
+    """`auto`: from the newest whole checkpoint where there is one; `never`: from none that an earlier job has
+    left there; `required`: fail without one."""
     export_at_end: bool = True
     """Whether the finished model is written in Hugging Face layout. On by default."""
 

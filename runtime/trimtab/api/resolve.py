@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
@@ -40,6 +40,10 @@ def training_identity(job: RLTrainingJob) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def _attempt(fields: dict[str, Any]) -> Any:
+    return fields["attempt"]
+
+
 class ResolvedJob(Model):
     """A job with everything that its processes need to know and cannot find out themselves."""
 
@@ -49,18 +53,29 @@ class ResolvedJob(Model):
     """What makes a worker or checkpoint belong to this training."""
     attempt: Annotated[int, Field(ge=1)]
     """Number of this start of the job; workers and commits of an older one are refused."""
+    first_attempt: Annotated[int, Field(ge=1)] = Field(default_factory=_attempt)
+    """Number of the job's first start: `checkpoint.resume: never` takes up nothing that is older."""
     base_dir: str
     """Absolute folder that relative paths in the job start from: that of the job's file."""
     run_dir: str
     """Absolute folder for everything that the run writes."""
 
     @classmethod
-    def resolve(cls, job: RLTrainingJob, *, attempt: int, base_dir: Path, run_dir: Path) -> "ResolvedJob":
-        """Resolve a job for one start."""
+    def resolve(
+        cls,
+        job: RLTrainingJob,
+        *,
+        attempt: int,
+        base_dir: Path,
+        run_dir: Path,
+        first_attempt: int | None = None,
+    ) -> "ResolvedJob":
+        """Resolve a job for one start; None: its first."""
         return cls(
             job=job,
             training_identity=training_identity(job),
             attempt=attempt,
+            first_attempt=attempt if first_attempt is None else first_attempt,
             base_dir=str(base_dir.absolute()),
             run_dir=str(run_dir.absolute()),
         )

@@ -180,12 +180,12 @@ def list_checkpoints(uri: str) -> list[Path]:
 
 
 def latest_valid(
-    uri: str, identity: str | None = None, *, attempt: int | None = None
+    uri: str, identity: str | None = None, *, since: int = 0
 ) -> tuple[Checkpoint | None, list[str]]:
     """The newest usable checkpoint, and one sentence for each newer directory that was refused.
 
     Those of a later attempt are newer, whatever their step, as in `prune`; one that does not say its attempt
-    goes by its step. With `attempt` only those of that attempt are looked at.
+    goes by its step. Those of attempts before `since` are not looked at.
     """
     readable: list[tuple[int, int, Path]] = []
     unreadable: list[tuple[int, str]] = []
@@ -199,8 +199,8 @@ def latest_valid(
     refused: list[str] = []
     found: Checkpoint | None = None
     for number, _, path in sorted(readable, reverse=True):
-        if attempt is not None and number != attempt:
-            continue
+        if number < since:
+            break
         try:
             found = open_checkpoint(path, identity)
             break

@@ -102,7 +102,7 @@ def run_job(
         # checkpoint of the other run off as one of this start.
         folder = job.spec.checkpoint.directory(directory.path)
         attempt = checkpoint.claim_attempt(str(folder), above=directory.last_attempt())
-        resolved = unnumbered.model_copy(update={"attempt": attempt})
+        resolved = unnumbered.model_copy(update={"attempt": attempt, "first_attempt": attempt})
         directory.raise_attempt(attempt)
         resolved.save(directory.path / RESOLVED_FILE)
         address = f"{HOST}:{port}"

@@ -113,10 +113,12 @@ def test_latest_valid_of_a_later_attempt_is_newer_whatever_its_step(tmp_path: Pa
     found, refused = checkpoint.latest_valid(str(tmp_path), "mine")
     assert found is not None
     assert (found.path, refused) == (later, [])
-    of_the_first, _ = checkpoint.latest_valid(str(tmp_path), "mine", attempt=1)
-    assert of_the_first is not None
-    assert of_the_first.path == earlier
-    assert checkpoint.latest_valid(str(tmp_path), "mine", attempt=3) == (None, [])
+    (later / "coordinator.json").unlink()
+    before, _ = checkpoint.latest_valid(str(tmp_path), "mine")
+    assert before is not None
+    assert before.path == earlier
+    nothing, refused = checkpoint.latest_valid(str(tmp_path), "mine", since=2)
+    assert (nothing, len(refused)) == (None, 1)
 
 
 def test_save_of_an_earlier_attempt_leaves_what_a_later_one_has_saved(tmp_path: Path) -> None:

@@ -47,10 +47,10 @@ class CheckpointKeeper:
     def find(self) -> checkpoint.Checkpoint | None:
         """The newest whole checkpoint that `spec.checkpoint.resume` allows; refused ones are named.
 
-        A checkpoint of this very attempt is always taken: `never` speaks of earlier runs.
+        Those of this very job are always taken: `never` speaks of earlier ones.
         """
-        mine = self._job.attempt if self._spec.resume == "never" else None
-        found, refused = checkpoint.latest_valid(self.uri, self._job.training_identity, attempt=mine)
+        since = self._job.first_attempt if self._spec.resume == "never" else 0
+        found, refused = checkpoint.latest_valid(self.uri, self._job.training_identity, since=since)
         for sentence in refused:
             log.warning("checkpoint refused: %s", sentence)
             self._board.warnings.append(f"checkpoint refused: {sentence}")

@@ -312,6 +312,8 @@ def test_suspend_writes_a_checkpoint_and_resume_goes_on_from_it(stepping):
     decision = operator.turn()
     creates = actions(decision, CreatePod)
     assert {action.plan.role for action in creates if action.exclusive} == {"coordinator", "actor"}
+    (made,) = actions(decision, CreateResolved)
+    assert (made.resolved.attempt, made.resolved.resolved_job.first_attempt) == (attempt + 1, attempt)
     status = world.job.status
     assert (status.starts, status.attempt, status.start_time) == (2, attempt + 1, world.now)
     assert world.condition(ConditionType.SUSPENDED) == ("False", "Resumed")

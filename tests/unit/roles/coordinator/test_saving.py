@@ -13,7 +13,7 @@ from trimtab.roles.coordinator.saving import CheckpointKeeper
 from trimtab.roles.coordinator.status import StatusBoard
 
 
-def resolved(folder: Path, *, resume: str, attempt: int) -> ResolvedJob:
+def resolved(folder: Path, *, resume: str, attempt: int, first_attempt: int | None = None) -> ResolvedJob:
     job = parse_job(
         {
             "apiVersion": "trimtab.dev/v1alpha1",
@@ -29,7 +29,9 @@ def resolved(folder: Path, *, resume: str, attempt: int) -> ResolvedJob:
             },
         }
     )
-    return ResolvedJob.resolve(job, attempt=attempt, base_dir=folder, run_dir=folder / "run")
+    return ResolvedJob.resolve(
+        job, attempt=attempt, first_attempt=first_attempt, base_dir=folder, run_dir=folder / "run"
+    )
 
 
 def keeper(job: ResolvedJob) -> CheckpointKeeper:
@@ -54,5 +56,17 @@ def test_start_that_lost_its_actor_goes_on_from_its_own_checkpoint_below_an_earl
     assert (None if before is None else before.step) == (100 if resume == "auto" else None)
     save(mine, 10)
     found = keeper(mine).find()
+    assert found is not None
+    assert (found.step, found.manifest.attempt) == (10, 2)
+
+
+def test_job_that_was_suspended_goes_on_from_its_own_checkpoint_though_it_resumes_nothing(
+    tmp_path: Path,
+) -> None:
+    save(resolved(tmp_path, resume="never", attempt=1), 100)
+    again = resolved(tmp_path, resume="never", attempt=3, first_attempt=2)
+    assert keeper(again).find() is None
+    save(resolved(tmp_path, resume="never", attempt=2), 10)
+    found = keeper(again).find()
     assert found is not None
     assert (found.step, found.manifest.attempt) == (10, 2)
