@@ -308,7 +308,6 @@ def read_status(answer: pb.JobStatus, incarnation: int | None, received: datetim
         ),
         reason=answer.reason,
         message=answer.message[:MAX_WORDS],
-        warnings=tuple(answer.warnings),
         received=received,
     )
 

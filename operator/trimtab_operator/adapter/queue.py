@@ -120,12 +120,6 @@ class KeyedQueue(Generic[Key]):
         if self._heap[0][2] == key:
             self._timer.set()
 
-    def forget(self, key: Key) -> None:
-        """The key is of no more interest."""
-        self._due.pop(key, None)
-        self._failures.pop(key, None)
-        self._again.discard(key)
-
     async def run(self) -> None:
         """Work until cancelled; a handler that is under way then is cancelled too."""
         async with asyncio.TaskGroup() as group:

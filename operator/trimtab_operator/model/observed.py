@@ -114,7 +114,6 @@ class Progress:
     """At the end: one of `trimtab.api.conditions.Reason`."""
     message: str = ""
     """At the end: why it failed."""
-    warnings: tuple[str, ...] = ()
     received: datetime
     final: bool = False
     """Whether it comes from the termination message: the coordinator has ended."""
