@@ -6,6 +6,7 @@ failure is counted twice and no restart has no cause, and that a suspended job h
 runs nothing fails at all: then nothing may be restarted, however far behind the operators' caches are.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -22,10 +23,26 @@ from trimtab_operator.reconcile.finishing import is_finished
 from trimtab_operator.reconcile.units import has_ended, is_alive, split_name
 
 LONGEST_S = 4 * 3600
-STEPS = 60
+STEPS = 45
 OPERATORS = st.integers(0, 1)
 PICKS = st.integers(0, 50)
-SOME = st.sampled_from([0, 1, 3, 10, 1000])
+SOME = st.sampled_from([0, 0, 1, 3, 10, 1000, 1000, 1000])
+ACTS = st.sampled_from([0, 0, 1, 2, 4, 8])
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What an operator hears before it decides, and how much of that it does before it stalls."""
+
+    jobs: int
+    """Changes of the job that are delivered to it."""
+    pods: int
+    asks: bool
+    """Whether it asks the coordinator."""
+    acts: int
+
+
+HEARD = st.builds(Heard, jobs=SOME, pods=SOME, asks=st.booleans(), acts=ACTS)
 EDITS: list[dict[str, Any]] = [
     {"suspend": True},
     {"suspend": False},
@@ -47,12 +64,14 @@ class Job(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(["Running", "All", "None"]),
-        pending=st.sampled_from([None, 60]),
+        pending=st.sampled_from([None, 20, 60]),
         suspended=st.sampled_from([False, False, False, True]),
         restarts=st.sampled_from([0, 1, 3]),
         ahead_s=st.sampled_from([0, 0, 2, -2]),
         calm=st.booleans(),
         begun_s=st.sampled_from([0, 0, 20, 60]),
+        acts=ACTS,
+        leave_s=st.sampled_from([0, 10]),
         ending=st.sampled_from(["go on", "crash", "suspend"]),
     )
     def begin(
@@ -64,6 +83,8 @@ class Job(RuleBasedStateMachine):
         ahead_s: int,
         calm: bool,
         begun_s: int,
+        acts: int,
+        leave_s: int,
         ending: str,
     ) -> None:
         self.policy, self.max_restarts, self.calm, self.ending = policy, restarts, calm, ending
@@ -79,7 +100,9 @@ class Job(RuleBasedStateMachine):
             operator.follow(follows=False)
         self.on_the_way: list[Todo] = []
         """Requests of operators that are no more."""
-        self.job_goes_on(0, begun_s // 5, 5)
+        self.world.leave_s = leave_s
+        self._work_alone(0, begun_s // 5, 5)
+        self._wake_up(0, Heard(jobs=1000, pods=1000, asks=True, acts=acts))
 
     # -- time and operators
 
@@ -89,8 +112,14 @@ class Job(RuleBasedStateMachine):
         if self.world.broken_image:
             self.broken_s += seconds
 
-    @rule(who=OPERATORS, times=st.integers(1, 12), seconds=st.sampled_from([1, 5]))
-    def job_goes_on(self, who: int, times: int, seconds: int) -> None:
+    @rule(who=OPERATORS, times=st.integers(0, 8), seconds=st.sampled_from([0, 1, 5]), other=HEARD)
+    def one_operator_works_and_the_other_wakes_up(
+        self, who: int, times: int, seconds: int, other: Heard
+    ) -> None:
+        self._work_alone(who, times, seconds)
+        self._wake_up(1 - who, other)
+
+    def _work_alone(self, who: int, times: int, seconds: int) -> None:
         operator = self.operators[who]
         operator.follow()
         for _ in range(times):
@@ -98,18 +127,15 @@ class Job(RuleBasedStateMachine):
             self.time_goes_by(seconds)
         operator.follow(follows=False)
 
-    @rule(who=OPERATORS, jobs=SOME, pods=SOME, asks=st.booleans(), acts=st.integers(0, 8))
-    def operator_hears_a_part_and_decides(
-        self, who: int, jobs: int, pods: int, asks: bool, acts: int
-    ) -> None:
+    def _wake_up(self, who: int, heard: Heard) -> None:
         operator = self.operators[who]
         operator.finish()
-        operator.jobs.deliver(jobs)
-        operator.pods.deliver(pods)
-        if asks:
+        operator.jobs.deliver(heard.jobs)
+        operator.pods.deliver(heard.pods)
+        if heard.asks:
             operator.ask()
         operator.decide()
-        for number in range(acts):
+        for number in range(heard.acts):
             operator.act(number)
 
     @rule(who=OPERATORS, number=PICKS)
@@ -148,6 +174,23 @@ class Job(RuleBasedStateMachine):
             (self.world.remove if forced else self.world.evict)(pod)
 
     @faults
+    @rule(who=OPERATORS, role=st.sampled_from(["actor", "coordinator"]), seconds=st.sampled_from([1, 5]))
+    def pod_is_lost_while_others_are_being_made(self, who: int, role: str, seconds: int) -> None:
+        operator = self.operators[who]
+        if not operator.todo:
+            self._wake_up(who, Heard(jobs=1000, pods=1000, asks=True, acts=0))
+        made = next((todo for todo in operator.todo if _is_create_of(todo, role)), None)
+        if made is None:
+            return
+        operator.act(operator.todo.index(made))
+        operator.act(len(operator.todo) - 1)
+        for _ in range(2):
+            self.world.tick(seconds)
+        for pod in self.world.running(role):
+            self.world.evict(pod)
+        self._work_alone(1 - who, 3, seconds)
+
+    @faults
     @rule(node=st.sampled_from(["n1", "n2", "n3"]), known=st.booleans())
     def node_comes_or_goes(self, node: str, known: bool) -> None:
         if node in self.world.dead:
@@ -175,11 +218,17 @@ class Job(RuleBasedStateMachine):
     def user_edits(self, change: dict[str, Any]) -> None:
         self.world.edit(**change)
 
-    @rule(who=OPERATORS, seconds=st.sampled_from([1, 3, 20]))
-    def user_suspends_for_a_while(self, who: int, seconds: int) -> None:
-        for suspend in (True, False):
-            self.world.edit(suspend=suspend)
-            self.job_goes_on(who, 3, seconds)
+    @rule(who=OPERATORS, times=st.integers(1, 4), seconds=st.sampled_from([1, 3, 20]), other=HEARD)
+    def user_suspends_for_a_while(self, who: int, times: int, seconds: int, other: Heard) -> None:
+        self.world.edit(suspend=True)
+        self._work_alone(who, times, seconds)
+        self._wake_up(1 - who, other)
+        self._work_alone(who, 4, seconds)
+        self.operators[1 - who].finish()
+        self.operators[1 - who].jobs.deliver(1000)
+        self.world.edit(suspend=False)
+        self._work_alone(who, 3, seconds)
+        self._wake_up(1 - who, Heard(jobs=other.acts, pods=1000, asks=True, acts=8))
 
     # -- and at last
 
@@ -206,8 +255,8 @@ class Job(RuleBasedStateMachine):
         world.hangs = False
         self._take_steps()
         self._work_until(lambda: not self._goes_on())
-        for _ in range(30):  # what is still there goes, and nothing comes back
-            self._work(30)
+        for _ in range(12):  # what is still there goes, and nothing comes back
+            self._work(75)
         self._judge(world)
 
     def _work(self, seconds: int) -> None:
@@ -311,6 +360,10 @@ class Job(RuleBasedStateMachine):
         else:
             assert reason in ("RestartsExhausted", "OutOfMemory")
             assert world.crashes > self.max_restarts
+
+
+def _is_create_of(todo: Todo, role: str) -> bool:
+    return isinstance(todo.action, CreatePod) and todo.action.plan.role == role
 
 
 def _is_looked_for_first(todo: Todo) -> bool:

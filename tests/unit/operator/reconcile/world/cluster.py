@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from tests.unit.operator.reconcile.world.accounts import Accounts
@@ -15,10 +15,16 @@ from trimtab_operator.model.actions import ACT_WITHIN_S, CreatePod
 from trimtab_operator.model.observed import Job, Pod
 from trimtab_operator.model.plan import PodPlan
 from trimtab_operator.model.resolved import Resolved
-from trimtab_operator.reconcile.units import has_ended
+from trimtab_operator.reconcile.units import EXCLUSIVE, has_ended
 
 GRACE_S = {"coordinator": 30, "actor": 600, "rollout": 30, "reward": 30}
 UIDS = itertools.count(1)
+
+
+def clashes(plan: PodPlan, pod: Pod) -> bool:
+    """Whether both would write: another incarnation of a unit of which there must be one."""
+    same = (pod.role, pod.replica) == (plan.role, plan.replica) and plan.role in EXCLUSIVE
+    return same and (pod.attempt, pod.incarnation) != (plan.attempt, plan.incarnation)
 
 
 class ConflictError(Exception):
@@ -59,6 +65,9 @@ class Cluster:
         self.quota = 100
         self.broken_image: set[str] = set()
         """Roles whose image cannot be pulled."""
+        self.leave_s = 0
+        """How long a process takes to end when it is told to."""
+        self._told: dict[str, datetime] = {}
         self.crashes = 0
         """Failures that count."""
         self.job_log: list[Job | None] = [self.job]
@@ -114,6 +123,8 @@ class Cluster:
         if len(self.pods) >= self.quota:
             return "refused"
         self.accounts.create(plan, self.job.status)
+        beside = [pod for pod in self.pods.values() if not has_ended(pod) and clashes(plan, pod)]
+        assert not beside, f"{plan.name} is created beside {beside}"
         self._put(
             Pod(
                 name=plan.name,
@@ -257,11 +268,14 @@ class Cluster:
         self._put(replace(pod, phase="Running", started=self.now, **fine))
 
     def _terminate(self, pod: Pod) -> None:
-        """SIGTERM: the process leaves at once, and the pod is gone with the next tick."""
+        """SIGTERM: the process leaves, and the pod is gone with the next tick."""
         if has_ended(pod) or pod.phase == "Pending":
             self._gone(pod)
             if pod.disruption:
                 self.accounts.removed_by_others.add(pod.name)
+            return
+        told = self._told.setdefault(pod.uid, self.now)
+        if (self.now - told).total_seconds() < self.leave_s:
             return
         self._before_leaving(pod)
         self._end(pod, 0 if pod.role in ("rollout", "reward") else ExitCode.RESTART_REQUESTED)

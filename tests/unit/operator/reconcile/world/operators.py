@@ -158,6 +158,8 @@ class Operator:
     def _promise(self, decision: Decision) -> None:
         creates = [action for action in decision.actions if isinstance(action, CreatePod)]
         check_creates(self.world.creates_under_way(), creates)
+        there = [create.plan.name for create in creates if create.plan.name in self.world.pods]
+        assert not there, f"asked for, and there already: {there}"
         self.world.promised += [(create, self.world.now.timestamp()) for create in creates]
         self.todo = [Todo(action, self.world.now) for action in decision.actions]
         self.todo.sort(key=lambda todo: not isinstance(todo.action, CreateResolved))
