@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.jobs import OPERATOR_NAMESPACE
-from tests.cluster.kube import CommandError, Kube, run, until
+from tests.cluster.kube import CommandError, Kube, nodes, run, until
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "trimtab"
 
@@ -78,9 +78,10 @@ class Faults:
         self._run("TRIMTAB_STOP_NODE", node)
 
     def start_node(self, node: str) -> None:
-        """It comes back; waits until it is Ready."""
+        """It comes back; waits until it is Ready and takes pods."""
         self._run("TRIMTAB_START_NODE", node)
         Kube("")("wait", f"node/{node}", "--for=condition=Ready", "--timeout=120s", timeout_s=130)
+        until(lambda: node in nodes(), f"{node} takes pods", timeout_s=60)
 
     def restart_api_server(self) -> None:
         """The API server ends and comes back."""
