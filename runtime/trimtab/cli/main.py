@@ -81,6 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe such as `| head` has gone
         sys.stderr.close()
         return int(ExitCode.OK)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # A file or folder that the user named, or whose disk is full.
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return int(ExitCode.USER_ERROR)
 
 
 if __name__ == "__main__":

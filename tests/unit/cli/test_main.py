@@ -42,6 +42,14 @@ def test_unknown_command_exits_2_and_lists_them(capsys):
     assert "validate" in capsys.readouterr().err
 
 
+def test_place_that_cannot_be_written_is_named_without_a_traceback(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "file").write_text("")
+    output = tmp_path / "file" / "report.html"
+    assert main(["report", str(tmp_path), "--output", str(output)]) == ExitCode.USER_ERROR
+    assert capsys.readouterr().err == f"error: {tmp_path / 'file'}: File exists\n"
+
+
 def test_error_of_ours_is_one_line_and_its_exit_code(monkeypatch, capsys):
     def fail(args):
         raise DeadlineError("rollout-0 did not register within 5 s")
