@@ -1,37 +1,19 @@
 """Which checkpoint a start goes on from."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from trimtab import checkpoint
-from trimtab.api import ResolvedJob, parse_job
+from trimtab.api import ResolvedJob
 from trimtab.roles.coordinator.actors import ActorUnit
 from trimtab.roles.coordinator.control import Wishes
 from trimtab.roles.coordinator.membership import Members, desired_members
 from trimtab.roles.coordinator.saving import CheckpointKeeper
 from trimtab.roles.coordinator.status import StatusBoard
 
-
-def resolved(folder: Path, *, resume: str, attempt: int, first_attempt: int | None = None) -> ResolvedJob:
-    job = parse_job(
-        {
-            "apiVersion": "trimtab.dev/v1alpha1",
-            "kind": "RLTrainingJob",
-            "metadata": {"name": "test"},
-            "spec": {
-                "model": {"path": "model"},
-                "data": {"train": {"path": "train.jsonl"}},
-                "algorithm": {"grpo": {"groupSize": 2}},
-                "training": {"steps": 1, "promptsPerStep": 4, "maxResponseTokens": 8},
-                "rewards": [{"function": "exact_match"}],
-                "checkpoint": {"resume": resume},
-            },
-        }
-    )
-    return ResolvedJob.resolve(
-        job, attempt=attempt, first_attempt=first_attempt, base_dir=folder, run_dir=folder / "run"
-    )
+Resolve = Callable[..., ResolvedJob]
 
 
 def keeper(job: ResolvedJob) -> CheckpointKeeper:
@@ -48,10 +30,10 @@ def save(job: ResolvedJob, step: int) -> None:
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_start_that_lost_its_actor_goes_on_from_its_own_checkpoint_below_an_earlier_starts(
-    tmp_path: Path, resume: str
+    tmp_path: Path, resolve: Resolve, resume: str
 ) -> None:
-    save(resolved(tmp_path, resume=resume, attempt=1), 100)
-    mine = resolved(tmp_path, resume=resume, attempt=2)
+    save(resolve(tmp_path, checkpoint={"resume": resume}, attempt=1), 100)
+    mine = resolve(tmp_path, checkpoint={"resume": resume}, attempt=2)
     before = keeper(mine).find()
     assert (None if before is None else before.step) == (100 if resume == "auto" else None)
     save(mine, 10)
@@ -61,12 +43,12 @@ def test_start_that_lost_its_actor_goes_on_from_its_own_checkpoint_below_an_earl
 
 
 def test_job_that_was_suspended_goes_on_from_its_own_checkpoint_though_it_resumes_nothing(
-    tmp_path: Path,
+    tmp_path: Path, resolve: Resolve
 ) -> None:
-    save(resolved(tmp_path, resume="never", attempt=1), 100)
-    again = resolved(tmp_path, resume="never", attempt=3, first_attempt=2)
+    save(resolve(tmp_path, checkpoint={"resume": "never"}, attempt=1), 100)
+    again = resolve(tmp_path, checkpoint={"resume": "never"}, attempt=3, first_attempt=2)
     assert keeper(again).find() is None
-    save(resolved(tmp_path, resume="never", attempt=2), 10)
+    save(resolve(tmp_path, checkpoint={"resume": "never"}, attempt=2), 10)
     found = keeper(again).find()
     assert found is not None
     assert (found.step, found.manifest.attempt) == (10, 2)
