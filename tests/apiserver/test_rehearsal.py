@@ -33,7 +33,9 @@ async def client(api: Any) -> AsyncIterator[Client]:
     await made.close()
 
 
-async def problems(client: Client, api: Any, **spec: Any) -> tuple[str, ...]:
+async def problems(
+    client: Client, api: Any, *, platform: dict[str, Any] | None = None, **spec: Any
+) -> tuple[str, ...]:
     job = Job(
         namespace=api.namespace,
         name="job",
@@ -43,7 +45,7 @@ async def problems(client: Client, api: Any, **spec: Any) -> tuple[str, ...]:
         created=datetime(2026, 11, 1, tzinfo=UTC),
         spec={**SPEC, **spec},
     )
-    return await rehearse(client, job, Settings.model_validate({"roles": ROLES}))
+    return await rehearse(client, job, Settings.model_validate({"roles": ROLES, **(platform or {})}))
 
 
 def of_actor(template: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +83,13 @@ async def test_what_is_wrong_is_named_with_its_role(
     client, api, spec: dict[str, Any], role: str, words: str
 ) -> None:
     (found,) = await problems(client, api, **spec)
-    assert found.startswith(f"the pods of {role}: " if role else "spec.networkPolicy: ")
+    assert found.startswith(f"the pods of {role}: " if role else "the NetworkPolicy: ")
     assert words in found
+
+
+async def test_rules_of_the_platform_are_tried_too(client, api) -> None:
+    (found,) = await problems(client, api, platform={"metricsFrom": [{"namespaceSelektor": {}}]})
+    assert "ingress[2].from[0].namespaceSelektor" in found
 
 
 async def test_rules_for_a_hub_and_git_pass(client, api) -> None:

@@ -41,16 +41,18 @@ _PLAIN: Final[dict[Resource, JsonObject]] = {
 async def rehearse(client: Client, job: Job, settings: Settings) -> tuple[str, ...]:
     """What the API server finds wrong, a line for each role and for the policy; KubeError: ask again."""
     roles = tuple(roles_to_try(job.spec, settings))
-    if not roles and not job.spec.get("networkPolicy"):
+    rules = bool(job.spec.get("networkPolicy") or settings.egress or settings.metrics_from)
+    if not roles and not rules:
         return ()
     try:
         resolved = resolve(job, settings, attempt_of(job, job.status.starts + 1))
     except JobError:
         return ()  # `reconcile` finds and tells it
     tries = [_try(client, PODS, _pod(job, resolved, role), f"the pods of {role}") for role in roles]
-    policy = network_policy(resolved) if job.spec.get("networkPolicy") else None
+    policy = network_policy(resolved) if rules else None
     if policy is not None:
-        tries.append(_try(client, NETWORK_POLICIES, policy, "spec.networkPolicy"))
+        # A job whose policy is refused later would run without one.
+        tries.append(_try(client, NETWORK_POLICIES, policy, "the NetworkPolicy"))
     return tuple(filter(None, await asyncio.gather(*tries)))
 
 
