@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trimtab_operator.adapter.trim import StatusError, trim_job, version_number
@@ -63,7 +63,7 @@ class JobCache:
             self._unread[metadata["uid"]] = metadata["resourceVersion"]
             return
         self._unread.pop(job.uid, None)
-        self._jobs[job.uid] = job
+        self._keep(job)
         self._changed(job.uid)
 
     @contextlib.contextmanager
@@ -82,7 +82,7 @@ class JobCache:
         """Take the answer to our own write. One that comes after the job's end does not bring it back."""
         metadata = raw["metadata"]
         if metadata["uid"] in self._jobs and self._is_news(metadata["uid"], metadata["resourceVersion"]):
-            self._jobs[metadata["uid"]] = trim_job(raw)
+            self._keep(trim_job(raw))
 
     def remove(self, uid: str) -> None:
         """The job is gone."""
@@ -94,6 +94,13 @@ class JobCache:
     def versions(self) -> dict[str, str]:
         """Of everything that was delivered: uid -> version."""
         return {uid: job.resource_version for uid, job in self._jobs.items()} | self._unread
+
+    def _keep(self, job: Job) -> None:
+        """One copy of a spec for each job: others hold on to it, and it is most of what a job takes."""
+        old = self._jobs.get(job.uid)
+        if old is not None and old.generation == job.generation and old.spec == job.spec:
+            job = replace(job, spec=old.spec)
+        self._jobs[job.uid] = job
 
     def _is_news(self, uid: str, version: str) -> bool:
         known = self._jobs.get(uid)

@@ -123,6 +123,7 @@ class Coordinators:
     async def stop(self, uid: str, *, reason: str, grace_s: float) -> None:
         """JobControl.Stop; CoordinatorError where it was not heard."""
         await self._link(uid).tell(lambda stub: stub.Stop(pb.StopRequest(reason=reason, grace_s=grace_s)))
+        self.ask_soon(uid)
 
     async def resize(
         self, uid: str, *, rollouts: int, min_rollouts: int, rewards: int, min_rewards: int

@@ -88,6 +88,22 @@ def test_echo_that_is_faster_than_the_answer_costs_nothing(cache: JobCache, chan
     assert cache.get("a").resource_version == "4"
 
 
+def test_spec_that_stays_is_held_once(cache: JobCache) -> None:
+    def said(version: int, generation: int, **spec: Any) -> Any:
+        raw = job("a", version) | {"spec": spec}
+        raw["metadata"]["generation"] = generation
+        cache.put(raw)
+        known = cache.get("a")
+        assert known is not None
+        assert (known.spec, known.resource_version) == (spec, str(version))
+        return known.spec
+
+    first = said(1, 1, suspend=False)
+    assert said(2, 1, suspend=False) is first
+    assert said(3, 1, suspend=False, seed=1) is not first, "a new default of the CRD"
+    assert said(4, 2, suspend=0, seed=1)["suspend"] is not False, "an edit"
+
+
 def test_removed_job_is_told_once(cache: JobCache, changed: list[str]) -> None:
     cache.put(job("a", 1))
     cache.remove("a")

@@ -196,7 +196,7 @@ async def test_coordinator_that_says_the_same_is_asked_seldom_until_something_ha
     assert peer.asked == 1 + module.STILL_AFTER
     assert changed == ["uid-1"], "the same answer is no news"
     links.ask_soon("uid-1")
-    await _until(lambda: peer.asked == 2 + 2 * module.STILL_AFTER)
+    await _until(lambda: peer.asked == 1 + 2 * module.STILL_AFTER)
     peer.status = pb.JobStatus(attempt=5001, phase="Running", step=8)
     links.ask_soon("uid-1")
     await _until(lambda: len(changed) == 2)
