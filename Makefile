@@ -64,7 +64,12 @@ docs: setup ## Regenerate the reference pages
 
 .PHONY: bench
 bench: setup ## Run the benchmarks one after the other (about an hour on two cores)
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	for script in $(filter-out benchmarks/operator_scale.py,$(wildcard benchmarks/*.py)); do \
+	  echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+.PHONY: bench-operator
+bench-operator: setup ## Measure the operator beside KubeRay; ARGS as benchmarks/README.md has them
+	$(BIN)/python benchmarks/operator_scale.py $(ARGS)
 
 .PHONY: crd
 crd: setup ## Regenerate the CustomResourceDefinition in the chart, and its page

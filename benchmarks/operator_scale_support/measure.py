@@ -131,7 +131,7 @@ async def burst(api: Api, side: Side, operator: Process, count: int) -> dict[str
     found["pods_s"] = await until(pods_there, f"{side.name}: all pods", within_s=MADE_WITHIN_S) - begun
     found["children_s"] = await until(all_there, f"{side.name}: every child", within_s=MADE_WITHIN_S) - begun
     found["told_s"] = (
-        await until(told, f"{side.name}: every status complete", within_s=MADE_WITHIN_S, every_s=0.5) - begun
+        await until(told, f"{side.name}: every status complete", within_s=MADE_WITHIN_S, every_s=1.0) - begun
     )
     found["cpu_s"] = operator.cpu_s() - cpu_s
     found["running_s"] = (
