@@ -163,6 +163,15 @@ def test_final_word_of_a_coordinator_is_not_written_over(start: Callable[..., Ag
     assert (tmp_path / "termination").read_bytes() == word
 
 
+def test_termination_log_that_cannot_be_written_leaves_the_exit_code(
+    start: Callable[..., Agent], tmp_path: Path
+) -> None:
+    (tmp_path / "termination").symlink_to(tmp_path / "nowhere" / "termination")
+    code, output = start("sys.exit(64)").end()
+    assert code == 64
+    assert "termination could not be written" in output
+
+
 def test_empty_termination_log_of_a_pod_is_filled(start: Callable[..., Agent], tmp_path: Path) -> None:
     (tmp_path / "termination").touch()  # as the kubelet mounts it
     agent = start("print('error: wrong', flush=True); sys.exit(64)")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO
 
+from trimtab.errors import UserError
 from trimtab.roles.environment import PodEnvironment
 
 AGENT_COMMAND: Final = (sys.executable, "-m", "trimtab.roles.agent")
@@ -95,10 +96,15 @@ class RunningReplica:
 
 
 def _open_log(env: PodEnvironment, path: Path) -> TextIO:
-    log = path.open("a", encoding="utf-8")
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-    log.write(f"=== {env.pod_name} incarnation {env.incarnation} {stamp}\n")
-    log.flush()
+    try:
+        log = path.open("a", encoding="utf-8")
+        log.write(f"=== {env.pod_name} incarnation {env.incarnation} {stamp}\n")
+        log.flush()
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; free space or choose another --run-dir"
+        ) from error
     return log
 
 

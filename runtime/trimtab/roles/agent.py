@@ -270,7 +270,10 @@ class _Agent:
         data = text.encode()
         if len(data) > _TERMINATION_LOG_BYTES:
             data = data[: len(head.encode()) + 1] + data[-(_TERMINATION_LOG_BYTES - len(head.encode()) - 1) :]
-        self._env.termination_log.write_bytes(data)
+        try:
+            self._env.termination_log.write_bytes(data)
+        except OSError as error:  # a full disk: the exit code says the most important all the same
+            self._say(f"{self._env.termination_log} could not be written: {error.strerror}")
 
     def _say(self, text: str) -> None:
         _write_all(sys.stdout.fileno(), f"agent {self._env.pod_name}: {text}\n".encode())

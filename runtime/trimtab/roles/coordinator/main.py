@@ -108,9 +108,7 @@ async def _run(env: WorkerEnvironment, job: ResolvedJob) -> int:
         endpoints.add(worker_key(env), env.host, start_metrics_server(env.metrics_port, address=env.host))
         if env.in_pod:  # on a laptop the launcher has left it
             write_atomically(run_dir / ADDRESS_FILE, f"{env.coordinator}\n".encode())
-        code = await _to_the_end(coordinator, board, server, env, run_dir)
-        endpoints.close()
-        return code
+        return await _to_the_end(coordinator, board, server, endpoints, env, run_dir)
     finally:
         await server.close("the coordinator ends")
         hub.close()
@@ -154,7 +152,12 @@ def _arrival_s(env: WorkerEnvironment, job: ResolvedJob) -> float:
 
 
 async def _to_the_end(
-    coordinator: Coordinator, board: StatusBoard, server: ControlServer, env: WorkerEnvironment, run_dir: Path
+    coordinator: Coordinator,
+    board: StatusBoard,
+    server: ControlServer,
+    endpoints: MetricsEndpoints,
+    env: WorkerEnvironment,
+    run_dir: Path,
 ) -> int:
     started = time.monotonic()
     error: TrimtabError | None = None
@@ -166,6 +169,7 @@ async def _to_the_end(
     except TrimtabError as failure:
         phase, error = Phase.FAILED, failure
     await _end(board, phase, error, run_dir=run_dir, wall_s=time.monotonic() - started)
+    endpoints.close()
     if env.in_pod:
         if env.termination_log is not None:
             board.final_word().write(env.termination_log)
