@@ -11,10 +11,11 @@ job, and counted: a watch that keeps missing changes is dead, and `/healthz` say
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from trimtab_operator.adapter.trim import StatusError, trim_job, version_number
 from trimtab_operator.kube.client import Client
@@ -96,15 +97,27 @@ class JobCache:
         return {uid: job.resource_version for uid, job in self._jobs.items()} | self._unread
 
     def _keep(self, job: Job) -> None:
-        """One copy of a spec for each job: others hold on to it, and it is most of what a job takes."""
+        """One copy of a spec for each job, its texts shared with all others: specs take much memory."""
         old = self._jobs.get(job.uid)
-        if old is not None and old.generation == job.generation and old.spec == job.spec:
-            job = replace(job, spec=old.spec)
-        self._jobs[job.uid] = job
+        same = old is not None and old.generation == job.generation and old.spec == job.spec
+        self._jobs[job.uid] = replace(job, spec=old.spec if old is not None and same else _shared(job.spec))
 
     def _is_news(self, uid: str, version: str) -> bool:
         known = self._jobs.get(uid)
         return known is None or version_number(known.resource_version) < version_number(version)
+
+
+def _shared(value: Any) -> Any:
+    """The same JSON, with every text in it held once in this process."""
+    match value:
+        case dict():
+            return {sys.intern(name): _shared(member) for name, member in value.items()}
+        case list():
+            return [_shared(item) for item in value]
+        case str():
+            return sys.intern(value)
+        case _:
+            return value
 
 
 @dataclass(frozen=True)

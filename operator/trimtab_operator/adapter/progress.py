@@ -1,6 +1,6 @@
 """What each job's coordinator says over gRPC, and what it is told: one channel a running coordinator.
 
-    coordinator's pod runs --> link: dial its IP over mTLS, ask at once, then every POLL_S
+    coordinator's pod runs --> link: once somebody listens there dial its IP over mTLS; ask every POLL_S
     STILL_AFTER answers of one that takes steps are the same --> every STILL_POLL_S, until one is not
     a pod of the job changed --> ask at once
     another pod, another address, a certificate that runs out --> a new channel
@@ -233,6 +233,9 @@ class _Link:
         return interval_s - into_s + jitter_s
 
     async def _ask(self) -> None:
+        if self._stub is None and not await self._listens():
+            self._on_poll(grpc.StatusCode.UNAVAILABLE.name)
+            return
         stub = await self._connected()
         try:
             answer: pb.JobStatus = await stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
@@ -251,6 +254,17 @@ class _Link:
         if news != self._told_last or (self._untold and at - self._told_at >= NUMBERS_S):
             self._told_last, self._told_at, self._untold = news, at, False
             self._told()
+
+    async def _listens(self) -> bool:
+        """Whether anybody listens there yet: a channel that only tries costs much more to find that out."""
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(self.address, CONTROL_PORT)
+        except (OSError, TimeoutError) as error:
+            logger.debug("the coordinator at %s: %s", self.address, str(error) or type(error).__name__)
+            return False
+        writer.close()
+        return True
 
     async def _connected(self) -> rpc.JobControlStub:
         stub = self._stub

@@ -82,8 +82,8 @@ async def coordinator(
 ) -> AsyncIterator[Callable[..., Awaitable[FakeCoordinator]]]:
     servers = []
 
-    async def start(uid: str = "uid-1") -> FakeCoordinator:
-        made = FakeCoordinator(next(addresses))
+    async def start(uid: str = "uid-1", address: str = "") -> FakeCoordinator:
+        made = FakeCoordinator(address or next(addresses))
         data = credentials(uid).secret_data(datetime.now(UTC))
         server = grpc.aio.server()
         rpc.add_JobControlServicer_to_server(made, server)
@@ -240,6 +240,25 @@ async def test_coordinator_that_cannot_be_reached_keeps_its_last_word(
     links.follow("uid-1", pod(next(addresses), uid="pod-2"), credentials)
     assert links.latest("uid-1") is None
     await _until(lambda: "UNAVAILABLE" in codes)
+
+
+async def test_coordinator_that_does_not_listen_yet_is_dialled_once_it_does(
+    links, coordinator, addresses, codes, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.05)
+    dialled = []
+
+    def counted() -> JobCredentials:
+        dialled.append(1)
+        return credentials()
+
+    address = next(addresses)
+    links.follow("uid-1", pod(address), counted)
+    await _until(lambda: codes.count("UNAVAILABLE") >= 3)
+    assert dialled == [], "no channel"
+    await coordinator(address=address)
+    await _until(lambda: links.latest("uid-1") is not None)
+    assert dialled == [1]
 
 
 async def test_new_pod_of_the_coordinator_is_followed_instead(links, coordinator, changed) -> None:
