@@ -64,7 +64,7 @@ def test_quickstart_trains_with_vllm_in_restricted_pods(space: Space):
     header, row = (line.split() for line in space.kube("get", "rltj", job.name).splitlines())
     assert header == ["NAME", "PHASE", "STEP", "REWARD", "RESTARTS", "AGE"]
     assert row[:3] == [job.name, "Complete", "30"]
-    last_reward = [record["reward/mean"] for record in metrics if "reward/mean" in record][-1]
+    last_reward = [record["critic/rewards/mean"] for record in metrics if "critic/rewards/mean" in record][-1]
     assert float(row[3]) == pytest.approx(last_reward, abs=0.05)
     assert row[4] == "0"
     wide = space.kube("get", "rltj", job.name, "-o", "wide").splitlines()[0]
