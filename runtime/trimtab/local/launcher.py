@@ -194,6 +194,8 @@ class Launcher:
         self._budget = RestartBudget(job.job.spec.failure_policy.max_restarts)
         self._signals = 0
         self._outcome: asyncio.Future[Outcome] | None = None
+        self._said = ""
+        """Why the job failed, in the coordinator's words, once it has."""
         self._asking: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Outcome:
@@ -320,7 +322,8 @@ class Launcher:
             self._end(Outcome(ended.code, f"{kept.replica.name} {what} before it had saved a checkpoint"))
             return
         if ended.code in (ExitCode.USER_ERROR, ExitCode.JOB_FAILED):
-            message = f"{kept.replica.name}: {_own_words(ended.message) or what}"
+            # Where the disk is full, nothing is left of a last word but what was said on the wire.
+            message = f"{kept.replica.name}: {_own_words(ended.message) or self._said or what}"
         else:
             message = f"{kept.replica.name} {what}\n{ended.message}".rstrip()
         code = ended.code
@@ -354,6 +357,7 @@ class Launcher:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for status in stub.Watch(jc.WatchRequest(), wait_for_ready=True):
                     self._view.update(status)
+                    self._said = status.message
             await asyncio.sleep(POLL_INTERVAL_S)
 
     def _on_signal(self, number: int) -> None:
