@@ -23,7 +23,17 @@ _METADATA = (
     "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
     "StorageMeta", "_MEM_FORMAT_ENCODING",
 )  # fmt: skip
+
+
+def _member(kind: object, name: str) -> metadata._MEM_FORMAT_ENCODING:
+    """What `getattr` may do: Python before 3.11.4 writes an enumeration's member as `getattr(kind, name)`."""
+    if kind is not metadata._MEM_FORMAT_ENCODING or name not in metadata._MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError(f"it asks {kind} for {name!r}")
+    return metadata._MEM_FORMAT_ENCODING[name]
+
+
 _ALLOWED: Final[Mapping[tuple[str, str], Any]] = {
+    ("builtins", "getattr"): _member,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,

@@ -1,5 +1,7 @@
 """What becomes of a checkpoint whose files are not what was written."""
 
+import enum
+import io
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +55,28 @@ def test_checkpoint_whose_files_cannot_be_opened_may_be_read_another_time(saved:
     with pytest.raises(TrimtabError, match="could not be read") as caught:
         load(saved)
     assert not isinstance(caught.value, UserError)
+
+
+class OldPickler(pickle.Pickler):
+    """Writes the members of enumerations as Python before 3.11.4 does."""
+
+    def reducer_override(self, thing: object) -> object:
+        return (getattr, (type(thing), thing.name)) if isinstance(thing, enum.Enum) else NotImplemented
+
+
+def test_list_of_tensors_written_by_an_early_python_3_11_is_read(saved: Path) -> None:
+    path = saved / ".metadata"
+    written = io.BytesIO()
+    OldPickler(written).dump(SafeReader(saved).read_metadata())
+    assert b"getattr" in written.getvalue()
+    path.write_bytes(written.getvalue())
+    assert torch.equal(load(saved), torch.arange(1000.0))
+
+
+def test_attribute_of_anything_but_torchs_own_enumeration_is_refused(saved: Path) -> None:
+    (saved / ".metadata").write_bytes(b"cbuiltins\ngetattr\n(ctorch\nSize\nV__class__\ntR.")
+    with pytest.raises(UserError, match=r"it asks <class 'torch\.Size'> for '__class__'"):
+        load(saved)
 
 
 class Payload:
