@@ -145,6 +145,8 @@ class Coordinator:
         prepared = await asyncio.to_thread(prepare, self.job)
         self._prepared = prepared
         self.board.total_steps = prepared.total_steps
+        if self._record is not None:  # so that nobody sees step 0 while an actor is waited for
+            self.board.step = int(self._record.state["step"])
         rewards = [*self.spec.rewards, *((self.spec.validation and self.spec.validation.rewards) or ())]
         slowest = sum(reward.timeout_seconds for reward in rewards)
         scorer = Scorer(self.rewards, prepared.decode, timeout_s=slowest + SCORING_SLACK_S)
