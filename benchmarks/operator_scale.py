@@ -222,6 +222,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     """Measure, compare, write."""
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no control plane is left behind
     with tempfile.TemporaryDirectory(prefix="trimtab-scale-") as name:
         options.folder = options.keep_logs or Path(name)
         options.folder.mkdir(exist_ok=True)
