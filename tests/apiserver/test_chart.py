@@ -5,15 +5,14 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+from tests.apiserver.chart import CHART, granted, helm, render
 
 ROOT = Path(__file__).resolve().parents[2]
-CHART = ROOT / "charts" / "trimtab"
 CRD_NAME = "rltrainingjobs.trimtab.dev"
 NOT_HERE = {"ServiceMonitor", "PodMonitor"}
 """Kinds of the Prometheus operator, which this API server does not have."""
@@ -70,38 +69,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a namespace that cannot be": ({"admissionPolicy": {"maxGpusPerJobIn": {"a'b": 1}}}, "a\\'b"),
     "root": ({"defaults": {"runAsUser": 0}}, "runAsUser"),
 }
-
-
-def helm_binary() -> str:
-    folder = os.environ.get("KUBEBUILDER_ASSETS", "")
-    found = shutil.which("helm", path=f"{folder}:{os.environ.get('PATH', '')}")
-    if found is None:
-        pytest.skip(
-            "helm is neither in KUBEBUILDER_ASSETS nor on the PATH: https://helm.sh/docs/intro/install"
-        )
-    return found
-
-
-def helm(*arguments: str, values: dict[str, Any] | None = None, check: bool = True, **options: Any) -> Any:
-    command = [helm_binary(), *arguments]
-    if values is not None:
-        command += ["--values", "-"]
-    result = subprocess.run(
-        command,
-        input=json.dumps(values) if values is not None else None,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        **options,
-    )
-    assert result.returncode == 0 or not check, f"{' '.join(command)}: {result.stderr}\n{result.stdout}"
-    return result
-
-
-def render(values: dict[str, Any], namespace: str = "default") -> list[dict[str, Any]]:
-    result = helm("template", "release", str(CHART), "--namespace", namespace, values=values)
-    return [document for document in YAML(typ="safe").load_all(result.stdout) if document]
 
 
 @pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys())
@@ -161,16 +128,6 @@ def test_settings_are_what_the_operator_reads():
         given = json.loads(config_map["data"]["settings.json"])
         assert set(given) <= {field.alias for field in Settings.model_fields.values()}
         assert settings.roles["coordinator"].image
-
-
-def granted(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
-    return {
-        (group, resource, verb)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
 
 
 def test_rights_are_those_that_the_operator_needs_and_no_others():
