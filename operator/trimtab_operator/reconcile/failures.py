@@ -21,8 +21,9 @@ from trimtab_operator.reconcile.units import Survey, Unit, ended_well, has_ended
 
 LEFT_GRACE_S = 30.0
 """In which the coordinator ends after it told its workers to leave; one that still runs then misses them."""
-UNHEARD_S = 30.0
-"""A coordinator that has not answered for so long is taken to be away."""
+UNHEARD_S = 90.0
+"""A coordinator that has not answered for so long is taken to be away: longer than the pause between two
+questions to one that says the same again and again."""
 OOM_KILLED = "OOMKilled"
 NODE_GONE = "ContainerStatusUnknown"
 """The kubelet's word for a container that it lost sight of, as after the node's restart."""

@@ -227,7 +227,7 @@ def test_lost_coordinator_is_free_where_it_was_away(stepping):
 def test_lost_coordinator_is_free_where_the_operator_does_not_hear_it_either(stepping):
     world, operator = stepping(failurePolicy__maxRestarts=0)
     world.silent = True
-    world.now += timedelta(seconds=60)
+    world.now += timedelta(seconds=100)
     for pod in world.running("rollout"):
         world.end(pod, 67)
     operator.turn()
