@@ -11,6 +11,8 @@ from trimtab_operator.model.resolved import Resolved, Settings
 NOT_PREPARED: Final = "PodNotPrepared"
 """`Pod.waiting_reason` while its node has not set up its volumes or its network: a missing Secret or
 ConfigMap, a volume that cannot be mounted. Our word, as the kubelet has none for it in the status."""
+BY_TAINT: Final = "DeletionByTaintManager"
+"""`Pod.disruption` where its node was lost, or nothing is to run there any more."""
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 

@@ -9,11 +9,12 @@ from trimtab_operator.builders.groups import pod_groups
 from trimtab_operator.builders.roles import resolved_role
 from trimtab_operator.constants import ACTOR, COORDINATOR, REWARD, ROLES, ROLLOUT
 from trimtab_operator.model.actions import ACT_WITHIN_S, CreatePod, DeletePod, EnsureChildren, Resize
-from trimtab_operator.model.observed import Progress
+from trimtab_operator.model.observed import BY_TAINT, Pod, Progress
 from trimtab_operator.model.plan import PodGroup, PodPlan
 from trimtab_operator.model.resolved import Resolved
 from trimtab_operator.reconcile.clock import Clock
 from trimtab_operator.reconcile.draft import Draft
+from trimtab_operator.reconcile.progress import present
 from trimtab_operator.reconcile.spec import Live
 from trimtab_operator.reconcile.units import EXCLUSIVE, Survey, Unit, has_ended, split_name
 
@@ -172,9 +173,28 @@ def delete_outdated(draft: Draft, units: Survey) -> None:
     for unit in units.units.values():
         why = "its replica is not wanted any more" if unit.state.retired else f"replaced: {unit.state.reason}"
         for pod in unit.older:
-            draft.remove(pod, why)
+            if _may_be_saving(draft, unit, pod):
+                draft.delete(pod, why)
+            else:
+                draft.remove(pod, why)
     for pod in units.stray:
         draft.remove(pod, "of an earlier start of the job")
+
+
+def _may_be_saving(draft: Draft, unit: Unit, pod: Pod) -> bool:
+    """Whether it may be at its last checkpoint, as an actor is that was told to leave and is all there."""
+    progress = present(draft)
+    given_up = progress is not None and any(
+        (wish.role, wish.replica) == (unit.role, unit.replica) and wish.incarnation >= pod.incarnation
+        for wish in progress.restart_wishes
+    )
+    torn = any(has_ended(other) for other in unit.older if other.incarnation == pod.incarnation)
+    return unit.role == ACTOR and not (given_up or torn or _is_out_of_reach(pod))
+
+
+def _is_out_of_reach(pod: Pod) -> bool:
+    """Whether its node is: its pods are then taken away, and Kubernetes calls them not ready."""
+    return pod.disruption == BY_TAINT and not pod.ready
 
 
 def gang_waits(units: Survey, live: Live) -> bool:

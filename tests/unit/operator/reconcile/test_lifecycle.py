@@ -541,6 +541,28 @@ def test_actor_on_a_dead_node_is_replaced_once_its_pods_are_gone_and_within_minu
     assert {p.incarnation for p in world.running("actor")} == {2}
 
 
+def test_evicted_actor_keeps_the_time_for_its_checkpoint_and_a_torn_one_does_not(stepping):
+    world, operator = stepping()
+    first, second = world.running("actor")
+    world.evict(first)
+    graces = {action.name: action.grace_s for action in actions(operator.turn(), DeletePod)}
+    assert graces == {second.name: None}
+    assert (world.pods[first.name].deleted - world.now).total_seconds() > 500
+    world.crash(world.pods[second.name], 1)
+    graces = {action.name: action.grace_s for action in actions(operator.turn(), DeletePod)}
+    assert graces[first.name] == 30, "without the other there is no checkpoint"
+
+
+def test_actor_that_the_coordinator_gave_up_is_not_given_long(stepping):
+    world, operator = stepping()
+    pods = {pod.name for pod in world.running("actor")}
+    words = world.words[world.running("coordinator")[0].uid]
+    words.gone[("actor", 0)] = (1, world.now - timedelta(seconds=60))
+    world.accounts.causes += 1  # it hangs: no heartbeat
+    graces = {action.name: action.grace_s for action in actions(operator.turn(), DeletePod)}
+    assert graces == dict.fromkeys(pods, 30)
+
+
 # -- the end
 
 

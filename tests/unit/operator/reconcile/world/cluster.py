@@ -12,7 +12,7 @@ from trimtab.api.conditions import ConditionType
 from trimtab.api.status import JobStatus
 from trimtab.errors import ExitCode
 from trimtab_operator.model.actions import ACT_WITHIN_S, CreatePod
-from trimtab_operator.model.observed import Job, Pod
+from trimtab_operator.model.observed import BY_TAINT, Job, Pod
 from trimtab_operator.model.plan import PodPlan
 from trimtab_operator.model.resolved import Resolved
 from trimtab_operator.reconcile.units import EXCLUSIVE, has_ended
@@ -232,7 +232,7 @@ class Cluster:
         for pod in list(self.pods.values()):
             if pod.node_name in self.dead and not has_ended(pod) and pod.deleted is None:
                 self.accounts.causes += 1
-                self._put(replace(pod, disruption="DeletionByTaintManager"))
+                self._put(replace(pod, disruption=BY_TAINT, ready=False))
                 self.delete_pod(pod.name, pod.uid)
 
     def _kubelets(self) -> None:
