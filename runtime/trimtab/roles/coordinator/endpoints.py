@@ -25,6 +25,7 @@ class MetricsEndpoints:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / ENDPOINTS_FILE
         self._targets: dict[WorkerKey, str] = {}
+        self._closed = False
 
     def follow(self, members: Members) -> None:
         """Take up the workers that register from now on, and drop those that leave."""
@@ -37,7 +38,8 @@ class MetricsEndpoints:
         self._write()
 
     def close(self) -> None:
-        """Remove the file: the endpoints end with the job."""
+        """Remove the file: the endpoints end with the job. Workers that leave later do not bring it back."""
+        self._closed = True
         self._path.unlink(missing_ok=True)
 
     def _joined(self, member: Member) -> None:
@@ -50,6 +52,8 @@ class MetricsEndpoints:
             self._write()
 
     def _write(self) -> None:
+        if self._closed:
+            return
         targets = [
             {"targets": [address], "labels": {"worker": str(worker)}}
             for worker, address in sorted(self._targets.items())

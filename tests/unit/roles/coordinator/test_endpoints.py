@@ -36,7 +36,9 @@ def test_file_follows_who_is_here_and_ends_with_the_job(tmp_path: Path) -> None:
     assert written() == both | {"rollout-0/rank-0": "10.0.0.7:4002"}
     members.left(rollout(2), "done")
     assert written() == {"coordinator-0/rank-0": "127.0.0.1:4000"}
+    join(members, rollout(3), 4003)
     endpoints.close()
+    members.left(rollout(3), "the job is complete")
     assert not (tmp_path / ENDPOINTS_FILE).exists()
 
 
