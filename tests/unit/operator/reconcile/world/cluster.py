@@ -18,7 +18,6 @@ from trimtab_operator.model.resolved import Resolved
 from trimtab_operator.reconcile.units import EXCLUSIVE, has_ended
 
 GRACE_S = {"coordinator": 30, "actor": 600, "rollout": 30, "reward": 30}
-UIDS = itertools.count(1)
 
 
 def clashes(plan: PodPlan, pod: Pod) -> bool:
@@ -50,7 +49,7 @@ class Cluster:
         self.job: Job | None = Job(
             namespace="team-a",
             name="sums",
-            uid=f"job-{next(UIDS)}",
+            uid="job-1",
             generation=1,
             resource_version="1",
             created=START,
@@ -254,6 +253,8 @@ class Cluster:
             self._put(replace(pod, unschedulable="0/3 nodes are available: 3 Insufficient cpu."))
 
     def _start(self, pod: Pod) -> None:
+        if all(resolved.attempt != pod.attempt for resolved in self.config_maps.values()):
+            return  # it waits for the ConfigMap that it mounts
         if pod.role in self.broken_image:
             stuck = replace(
                 pod,
