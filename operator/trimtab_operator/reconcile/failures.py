@@ -25,8 +25,8 @@ UNHEARD_S = 90.0
 """A coordinator that has not answered for so long is taken to be away: longer than the pause between two
 questions to one that says the same again and again."""
 OOM_KILLED = "OOMKilled"
-NODE_GONE = "ContainerStatusUnknown"
-"""The kubelet's word for a container that it lost sight of, as after the node's restart."""
+NODE_GONE = frozenset({"ContainerStatusUnknown", "Unknown"})
+"""The kubelet's word, and containerd's, for a container that was lost sight of, as when its node restarts."""
 _IMAGE = frozenset(
     {
         "ErrImagePull",
@@ -111,7 +111,7 @@ def _verdicts(unit: Unit, around: Circumstances) -> Iterator[Verdict]:
 def _of_end(unit: Unit, pod: Pod, around: Circumstances) -> Verdict | None:
     if pod.exit_code in (ExitCode.USER_ERROR, ExitCode.JOB_FAILED):
         return _of_final_code(unit, pod, around)
-    if pod.disruption or pod.exit_reason == NODE_GONE:
+    if pod.disruption or pod.exit_reason in NODE_GONE:
         return _free(unit, pod, f"was ended by the cluster{_because(pod)}", Severity.CLUSTER)
     if ended_well(pod):
         return _of_success(unit, pod, around)
@@ -182,7 +182,7 @@ def _when(pod: Pod) -> datetime:
 
 
 def _because(pod: Pod) -> str:
-    reason = pod.disruption or (pod.exit_reason if pod.exit_reason == NODE_GONE else "")
+    reason = pod.disruption or (pod.exit_reason if pod.exit_reason in NODE_GONE else "")
     return f" ({reason})" if reason else ""
 
 

@@ -404,3 +404,14 @@ def test_several_failures_at_once_are_one_decision(stepping):
     operator.turn()
     assert world.job.status.budget.used == 2
     assert json.loads(world.job.status.model_dump_json(by_alias=True))["restarts"] == 2
+
+
+@pytest.mark.parametrize(("code", "word"), [(137, "ContainerStatusUnknown"), (255, "Unknown")])
+def test_containers_that_a_restarted_node_lost_are_no_failures(stepping, code, word):
+    world, operator = stepping(failurePolicy__maxRestarts=0)
+    for pod in world.running():
+        world._end(pod, code, reason=word)
+        world.accounts.causes += 1
+    operator.turn()
+    run(world, operator, seconds=120, until=lambda: world.job.status.phase == "Running")
+    assert world.job.status.budget.used == 0
