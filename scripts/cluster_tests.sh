@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests/cluster in a two-node cluster that this machine starts, with images built here. `.ci/run` calls it.
+# Runs tests/cluster in a two-node cluster that this machine starts, with images built here.
 #
 #     scripts/cluster_tests.sh CLUSTER [pytest arguments]
 #
