@@ -66,7 +66,7 @@ def operator(images: Images) -> Iterator[Operator]:
         yield installed
     finally:
         run("helm", "uninstall", "trimtab", "-n", OPERATOR_NAMESPACE, "--wait", "--timeout=120s")
-        installed.kube("delete", "namespace", OPERATOR_NAMESPACE, "--wait=false")
+        installed.kube("delete", "namespace", OPERATOR_NAMESPACE, "--timeout=90s")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def volume(images: Images) -> Iterator[Volume]:
         yield Volume(folder)
     finally:
         as_root("empty-folder", f"rm -rf {DATA_MOUNT}/*")
-        kube("delete", "namespace", SETUP_NAMESPACE, "--wait=false")
+        kube("delete", "namespace", SETUP_NAMESPACE, "--timeout=90s")
 
 
 MakeSpace = Callable[[str], Space]
