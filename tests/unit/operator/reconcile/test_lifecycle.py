@@ -476,8 +476,8 @@ def test_gang_without_nodes_gives_all_pods_up_and_tries_again_later(begun):
 
 def test_released_jobs_do_not_come_back_together():
     pauses = set()
-    for _ in range(8):
-        world = World(pendingDeadlineSeconds=60)
+    for number in range(8):
+        world = World(uid=f"job-{number}", pendingDeadlineSeconds=60)
         world.capacity = 0
         operator = Operator(world)
         run(world, operator, seconds=120, until=lambda world=world: world.job.status.starts == 2)

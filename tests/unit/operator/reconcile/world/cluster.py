@@ -42,14 +42,14 @@ class Change:
 class Cluster:
     """API server, scheduler, kubelets. What the processes in the pods do is a subclass's."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, *, uid: str = "job-1", **changes: Any) -> None:
         self.now = START
         self._versions = itertools.count(100)
         self._pod_uids = itertools.count(1)
         self.job: Job | None = Job(
             namespace="team-a",
             name="sums",
-            uid="job-1",
+            uid=uid,
             generation=1,
             resource_version="1",
             created=START,

@@ -51,8 +51,8 @@ class Training:
 class World(Cluster):
     """The truth."""
 
-    def __init__(self, **changes: Any) -> None:
-        super().__init__(**changes)
+    def __init__(self, *, uid: str = "job-1", **changes: Any) -> None:
+        super().__init__(uid=uid, **changes)
         self.words: dict[str, Words] = {}
         """By the uid of the coordinator's pod."""
         self.training = Training()
