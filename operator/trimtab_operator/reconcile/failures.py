@@ -146,13 +146,17 @@ def _of_success(unit: Unit, pod: Pod, around: Circumstances) -> Verdict | None:
 
 
 def _coordinator_was_away(pod: Pod, around: Circumstances) -> bool:
-    """Whether there was none, another one, or one that did not answer the operator either."""
+    """Whether there was none, another one, one that had just begun, or one that the operator did not hear."""
     coordinator, heard = around.units.coordinator, around.heard
+    long_ago = _when(pod) - timedelta(seconds=UNHEARD_S)
     return (
         not coordinator.is_up
-        or any(other.created > pod.created for other in coordinator.pods.values())
+        or any(
+            other.created > pod.created or other.started is None or other.started > long_ago
+            for other in coordinator.pods.values()
+        )
         or heard is None
-        or heard < _when(pod) - timedelta(seconds=UNHEARD_S)
+        or heard < long_ago
     )
 
 

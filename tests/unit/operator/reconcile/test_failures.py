@@ -208,6 +208,7 @@ def test_wish_of_the_coordinator_is_granted_once(stepping):
 
 def test_lost_coordinator_counts_where_the_coordinator_is_there(stepping):
     world, operator = stepping()
+    run(world, operator, seconds=120)
     world.end(pod_of(world, "rollout"), 67)
     operator.turn()
     assert world.job.status.budget.used == 1
@@ -222,6 +223,16 @@ def test_lost_coordinator_is_free_where_it_was_away(stepping):
     run(world, operator, seconds=120)
     assert world.job.status.phase == "Running"
     assert world.job.status.budget.used == 0
+
+
+def test_lost_coordinator_is_free_where_it_had_to_wait_for_its_node(stepping):
+    world, operator = stepping(failurePolicy__maxRestarts=0)
+    pod = pod_of(world, "coordinator")
+    world._put(replace(pod, started=world.now - timedelta(seconds=20)))
+    world.end(pod_of(world, "rollout"), 67)
+    operator.turn()
+    assert world.job.status.budget.used == 0
+    assert unit(world, "rollout-0").incarnation == 2
 
 
 def test_lost_coordinator_is_free_where_the_operator_does_not_hear_it_either(stepping):
