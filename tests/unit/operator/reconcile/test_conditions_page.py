@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.unit.operator.reconcile import world as worlds
+from tests.unit.operator.reconcile.looks import phase
 from tests.unit.operator.reconcile.page import SCRIPT, off_the_page
 from tests.unit.operator.reconcile.world import Operator, World, run
 
@@ -19,11 +20,6 @@ METRICS: dict[str, dict[str, float]] = {
     "not finite": {"critic/rewards/mean": math.nan},
 }
 LONG = {"training__steps": 400}
-
-
-def phase(world: World) -> str:
-    assert world.job is not None
-    return world.job.status.phase
 
 
 class Story:

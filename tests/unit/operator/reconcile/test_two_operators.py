@@ -2,14 +2,11 @@
 
 from datetime import timedelta
 
+from tests.unit.operator.reconcile.looks import phase
 from tests.unit.operator.reconcile.world import Operator, World, run
 
 from trimtab.api.conditions import ConditionType
 from trimtab_operator.model.actions import CreatePod, Decision, DeletePod
-
-
-def phase(world: World) -> str:
-    return world.job.status.phase
 
 
 def creates(decision: Decision, role: str) -> list[CreatePod]:
