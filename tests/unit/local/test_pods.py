@@ -3,31 +3,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.small_job import small_job
 
-from trimtab.api import ResolvedJob, parse_job
+from trimtab.api import ResolvedJob
 from trimtab.errors import UserError
 from trimtab.local.pods import check_local, local_gpus, pod_environ, replicas_of
 from trimtab.roles.environment import PodEnvironment
 
 
 def resolved(folder: Path, *, roles: dict[str, Any] | None = None, **spec: Any) -> ResolvedJob:
-    job = parse_job(
-        {
-            "apiVersion": "trimtab.dev/v1alpha1",
-            "kind": "RLTrainingJob",
-            "metadata": {"name": "test"},
-            "spec": {
-                "model": {"path": "model"},
-                "data": {"train": {"path": "train.jsonl"}},
-                "algorithm": {"grpo": {"groupSize": 2}},
-                "training": {"steps": 1, "promptsPerStep": 4, "maxResponseTokens": 8},
-                "rewards": [{"function": "exact_match"}],
-                "roles": roles or {},
-            }
-            | spec,
-        }
-    )
-    return ResolvedJob.resolve(job, attempt=1, base_dir=folder, run_dir=folder / "run")
+    return small_job(folder, roles=roles or {}, **spec)
 
 
 def test_replicas_are_the_coordinator_an_actor_and_what_is_asked_for(tmp_path: Path) -> None:

@@ -5,30 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.small_job import small_job
 
-from trimtab.api import ResolvedJob, parse_job
+from trimtab.api import ResolvedJob
 from trimtab.errors import UserError
 from trimtab.roles.actor import choose_device
 from trimtab.roles.environment import ACTOR, WorkerEnvironment
 
 
 def resolved(folder: Path, **actor: Any) -> ResolvedJob:
-    job = parse_job(
-        {
-            "apiVersion": "trimtab.dev/v1alpha1",
-            "kind": "RLTrainingJob",
-            "metadata": {"name": "test"},
-            "spec": {
-                "model": {"path": "model"},
-                "data": {"train": {"path": "train.jsonl"}},
-                "algorithm": {"grpo": {"groupSize": 2}},
-                "training": {"steps": 1, "promptsPerStep": 4, "maxResponseTokens": 8},
-                "rewards": [{"function": "exact_match"}],
-                "roles": {"actor": actor},
-            },
-        }
-    )
-    return ResolvedJob.resolve(job, attempt=1, base_dir=folder, run_dir=folder / "run")
+    return small_job(folder, roles={"actor": actor})
 
 
 def environment(folder: Path, local_rank: int) -> WorkerEnvironment:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.small_job import small_job
 
-from trimtab.api import ResolvedJob, parse_job
+from trimtab.api import ResolvedJob
 from trimtab.errors import UserError
 from trimtab.roles import agent
 from trimtab.roles.agent import last_error, rank_environments, thread_environ
@@ -25,22 +26,7 @@ POD = {
 
 
 def resolved(**roles: Any) -> ResolvedJob:
-    job = parse_job(
-        {
-            "apiVersion": "trimtab.dev/v1alpha1",
-            "kind": "RLTrainingJob",
-            "metadata": {"name": "test"},
-            "spec": {
-                "model": {"path": "model"},
-                "data": {"train": {"path": "train.jsonl"}},
-                "algorithm": {"grpo": {"groupSize": 2}},
-                "training": {"steps": 1, "promptsPerStep": 4, "maxResponseTokens": 8},
-                "rewards": [{"function": "exact_match"}],
-                "roles": roles,
-            },
-        }
-    )
-    return ResolvedJob.resolve(job, attempt=1, base_dir=Path("/tmp"), run_dir=Path("/tmp/run"))  # noqa: S108
+    return small_job(Path("/tmp"), roles=roles)  # noqa: S108
 
 
 def test_pod_environment_survives_the_way_through_variables() -> None:

@@ -1,9 +1,9 @@
 """Which checkpoint a start goes on from."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.unit.small_job import small_job
 
 from trimtab import checkpoint
 from trimtab.api import ResolvedJob
@@ -12,8 +12,6 @@ from trimtab.roles.coordinator.control import Wishes
 from trimtab.roles.coordinator.membership import Members, desired_members
 from trimtab.roles.coordinator.saving import CheckpointKeeper
 from trimtab.roles.coordinator.status import StatusBoard
-
-Resolve = Callable[..., ResolvedJob]
 
 
 def keeper(job: ResolvedJob) -> CheckpointKeeper:
@@ -30,10 +28,10 @@ def save(job: ResolvedJob, step: int) -> None:
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_start_that_lost_its_actor_goes_on_from_its_own_checkpoint_below_an_earlier_starts(
-    tmp_path: Path, resolve: Resolve, resume: str
+    tmp_path: Path, resume: str
 ) -> None:
-    save(resolve(tmp_path, checkpoint={"resume": resume}, attempt=1), 100)
-    mine = resolve(tmp_path, checkpoint={"resume": resume}, attempt=2)
+    save(small_job(tmp_path, checkpoint={"resume": resume}, attempt=1), 100)
+    mine = small_job(tmp_path, checkpoint={"resume": resume}, attempt=2)
     before = keeper(mine).find()
     assert (None if before is None else before.step) == (100 if resume == "auto" else None)
     save(mine, 10)
@@ -43,12 +41,12 @@ def test_start_that_lost_its_actor_goes_on_from_its_own_checkpoint_below_an_earl
 
 
 def test_job_that_was_suspended_goes_on_from_its_own_checkpoint_though_it_resumes_nothing(
-    tmp_path: Path, resolve: Resolve
+    tmp_path: Path,
 ) -> None:
-    save(resolve(tmp_path, checkpoint={"resume": "never"}, attempt=1), 100)
-    again = resolve(tmp_path, checkpoint={"resume": "never"}, attempt=3, first_attempt=2)
+    save(small_job(tmp_path, checkpoint={"resume": "never"}, attempt=1), 100)
+    again = small_job(tmp_path, checkpoint={"resume": "never"}, attempt=3, first_attempt=2)
     assert keeper(again).find() is None
-    save(resolve(tmp_path, checkpoint={"resume": "never"}, attempt=2), 10)
+    save(small_job(tmp_path, checkpoint={"resume": "never"}, attempt=2), 10)
     found = keeper(again).find()
     assert found is not None
     assert (found.step, found.manifest.attempt) == (10, 2)
