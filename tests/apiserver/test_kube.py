@@ -1,6 +1,7 @@
 """The operator's client and election against a real API server."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -170,10 +171,11 @@ async def test_watch_tells_what_happens_after_a_version(client: Client, api: Any
     await api.patch("ConfigMap", "mine", {"data": {"a": "b"}})
     await api.delete("ConfigMap", "mine")
     seen = []
-    async with asyncio.timeout(20):
-        async for event in client.watch(
-            CONFIG_MAPS, api.namespace, since=pages[-1].resource_version, label_selector="mine=yes"
-        ):
+    watch = client.watch(
+        CONFIG_MAPS, api.namespace, since=pages[-1].resource_version, label_selector="mine=yes"
+    )
+    async with asyncio.timeout(20), contextlib.aclosing(watch):
+        async for event in watch:
             seen.append((event.type, event.object["metadata"]["name"]))
             if event.type == "DELETED":
                 break

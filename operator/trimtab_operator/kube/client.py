@@ -281,8 +281,11 @@ class Client:
                 self._count("watch", resource, "", response.status, begun)
                 if response.status != HTTPStatus.OK:
                     raise _error(response, await response.read())
-                async for line in _lines(response.content):
-                    yield _watch_event(line)
+                try:
+                    async for line in _lines(response.content):
+                        yield _watch_event(line)
+                finally:
+                    _abort(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._count("watch", resource, "", 0, begun)
             raise TransportError(f"watch of {resource.plural}: {_words(error)}") from error
@@ -355,6 +358,12 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             if line:
                 yield bytes(line)
         rest = last
+
+
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """Cut an answer that is not at its end: TLS would say goodbye and wait for one that goes on talking."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
 
 
 def _watch_event(line: bytes) -> WatchEvent:
