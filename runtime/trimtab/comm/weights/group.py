@@ -282,11 +282,11 @@ class _Meeting:
         """Until done; DeadlineError where the meeting is over before."""
         while True:
             with self._store_errors():
-                if done():
-                    return
                 over = self._given_up()
                 if over is None and self.store.check([_OVER]):
                     over = self.store.get(_OVER).decode()
+                if done():  # asked last: the error names those that are missing now
+                    return
             if over is not None:
                 raise self._over(f"{doing()}; {over}")
             if time.monotonic() > self._deadline:
