@@ -24,7 +24,7 @@ from trimtab.api.conditions import Phase
 from trimtab.comm.control import ControlServer, WorkerKey
 from trimtab.comm.experience import ExperienceHub
 from trimtab.episodes import Episode, Sample
-from trimtab.errors import ExitCode, OutOfMemoryError, TrimtabError, UserError
+from trimtab.errors import ExitCode, TrimtabError
 from trimtab.observability.health import HealthMonitor
 from trimtab.observability.prometheus import RoleGauges
 from trimtab.observability.writer import MetricsWriter
@@ -33,6 +33,7 @@ from trimtab.roles.coordinator.absence import watch_absence
 from trimtab.roles.coordinator.actors import ActorLostError, ActorUnit
 from trimtab.roles.coordinator.control import StopNow, Wishes
 from trimtab.roles.coordinator.dispatch import WorkPool
+from trimtab.roles.coordinator.guard import guarded, watch_actor, watch_failure
 from trimtab.roles.coordinator.journal import Journal, Record
 from trimtab.roles.coordinator.membership import RECONNECT_GRACE_S, Member, Members, Sizes
 from trimtab.roles.coordinator.prepare import Prepared, prepare
@@ -460,38 +461,11 @@ class Coordinator:
     # -- small parts -----------------------------------------------------------------------------
 
     async def _guarded(self, work: Coroutine[Any, Any, T], *, actor: bool = True) -> T:
-        """Await `work`, unless something else decides.
-
-        That is a worker that cannot go on, a background task that broke, or (where `actor`) the actor's loss.
-        """
-        task = asyncio.ensure_future(work)
-        watchers = [asyncio.create_task(self._watch_failure())]
+        """Await `work`, unless a worker cannot go on, or (where `actor`) the actor is lost."""
+        watchers = [watch_failure(self.members)]
         if actor:
-            watchers.append(asyncio.create_task(self._watch_actor()))
-        try:
-            done, _ = await asyncio.wait(
-                {task, *watchers, *self._background}, return_when=asyncio.FIRST_COMPLETED
-            )
-            if task not in done:
-                for other in done:
-                    other.result()
-            return task.result()
-        finally:
-            leftovers = [t for t in (task, *watchers) if not t.done()]
-            for other in leftovers:
-                other.cancel()
-            await asyncio.gather(*leftovers, return_exceptions=True)
-
-    async def _watch_failure(self) -> None:
-        await self.members.wait_until(
-            lambda: self.members.failure is not None, timeout_s=float("inf"), what="nothing"
-        )
-        message, kind = self._require(self.members.failure)
-        raise UserError(message) if kind == "user" else OutOfMemoryError(message)
-
-    async def _watch_actor(self) -> None:
-        await self.members.actor_lost.wait()
-        raise ActorLostError(self.members.actor_lost_reason)
+            watchers.append(watch_actor(self.members))
+        return await guarded(work, watchers=watchers, background=self._background)
 
     async def _keep_up_late_rollouts(self) -> None:
         while True:
