@@ -357,6 +357,14 @@ async def test_removing_what_was_set_is_a_change(crd):
         await crd.patch("RLTrainingJob", "test", {"spec": {"code": None}})
 
 
+async def test_status_that_comes_with_a_change_does_not_let_it_pass(crd):
+    await crd.create(job({}))
+    await begin(crd)
+    status = {"starts": 2, "step": 1, "message": "m", "units": [{"name": "actor-0"}]}
+    with pytest.raises(crd.Error, match=r"spec\.seed never changes"):
+        await crd.patch("RLTrainingJob", "test", {"spec": {"seed": 5}, "status": status})
+
+
 async def test_labels_and_annotations_change_freely(crd):
     await crd.create(job({}))
     await begin(crd)

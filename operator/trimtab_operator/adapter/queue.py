@@ -29,7 +29,8 @@ MAX_BACKOFF_S: Final = 60.0
 HANDLER_TIMEOUT_S: Final = 120.0
 """Each request has a deadline of its own; this one only ends what no other does."""
 CANCEL_S: Final = 5.0
-WORKERS: Final = 16
+WORKERS: Final = 64
+"""Keys under way at a time: what they wait for is the API server, whose share in a burst grows with them."""
 
 
 class RetryError(KubeError):

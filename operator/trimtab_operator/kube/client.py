@@ -40,7 +40,7 @@ WATCH_S: Final = 290.0
 WATCH_SILENCE_S: Final = 90.0
 """A watch that says nothing for this long is dead: bookmarks come about every minute."""
 PAGE_SIZE: Final = 500
-MAX_IN_FLIGHT: Final = 32
+MAX_IN_FLIGHT: Final = 64
 BUSY_ATTEMPTS: Final = 4
 BUSY_PAUSE_S: Final = 1.0
 MAX_BUSY_PAUSE_S: Final = 10.0

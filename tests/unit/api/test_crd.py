@@ -103,8 +103,6 @@ def test_lists_that_several_may_write_have_keys():
         ".spec.scheduling.topologySpreadConstraints": ["topologyKey", "whenUnsatisfiable"],
         ".spec.scheduling.imagePullSecrets": "set",
         ".status.conditions": ["type"],
-        ".status.roles": ["name"],
-        ".status.units": ["name"],
     }
 
 

@@ -52,11 +52,11 @@ def test_children_of_a_small_job_are_owned_by_it_and_carry_its_labels(make: Make
         ]
 
 
-def test_service_names_pods_that_are_not_ready(make: Make) -> None:
+def test_service_names_the_coordinator_before_it_is_ready(make: Make) -> None:
     spec = children(make())["Service", "sums"]["spec"]
     assert spec["clusterIP"] == "None"
     assert spec["publishNotReadyAddresses"] is True
-    assert spec["selector"] == {"trimtab.dev/job-uid": UID}
+    assert spec["selector"] == {"trimtab.dev/job-uid": UID, "trimtab.dev/role": "coordinator"}
 
 
 def test_secret_holds_the_files_that_it_is_given(make: Make) -> None:
