@@ -84,6 +84,7 @@ async def measure_steady(
     with running(command, log) as coordinators:
 
         async def all_run() -> bool:
+            operator.check()
             coordinators.check()
             jobs = await api.items(side.path)
             return all(job["status"]["phase"] == "Running" for job in jobs)
@@ -105,6 +106,7 @@ async def watch_cpu(api: Api, operator: Process, options: argparse.Namespace) ->
     """Share of a core, and status writes per job and minute, over a while."""
     asked, cpu_s, begun = await requests(api), operator.cpu_s(), time.monotonic()
     await asyncio.sleep(options.seconds)
+    operator.check()
     took_s = time.monotonic() - begun
     cpu = (operator.cpu_s() - cpu_s) / took_s
     writes = (await requests(api)).get(STATUS_WRITE, 0.0) - asked.get(STATUS_WRITE, 0.0)

@@ -26,7 +26,8 @@ from trimtab_operator.model.actions import EnsureChildren
 from trimtab_operator.model.observed import Job
 from trimtab_operator.reconcile.units import split_name
 
-RESYNC_S: Final = 600.0
+RESYNC_S: Final = 3600.0
+"""A child that somebody removed comes back within this; a thousand jobs' are 5,000 requests."""
 
 
 class ForeignObjectError(KubeError):

@@ -34,7 +34,7 @@ from trimtab_operator.reconcile import reconcile
 
 logger = logging.getLogger(__name__)
 
-RESYNC_S: Final = 600.0
+RESYNC_S: Final = 1800.0
 
 
 class Controller:
