@@ -5,7 +5,7 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ MADE_WITHIN_S = 900.0
 GONE_WITHIN_S = 300.0
 SINGLE_WITHIN_S = 30.0
 QUIET_S = 1.0
+LIST_EVERY_S = 2.0
+"""Between lists of all jobs, which are work for the API server too."""
 
 
 async def prepare(api: Api, side: Side) -> None:
@@ -122,35 +124,27 @@ async def burst(api: Api, side: Side, operator: Process, count: int) -> dict[str
     async def all_there() -> bool:
         return all([await api.count(path) >= number for path, number in wanted.items()])
 
-    told, up = (_of_each(api, side, count, holds) for holds in (side.told, side.up))
+    async def told() -> bool:
+        return all(map(side.told, await api.items(side.path)))
+
+    async def up() -> bool:
+        return all(map(side.up, await api.items(side.path)))
 
     found["pods_s"] = await until(pods_there, f"{side.name}: all pods", within_s=MADE_WITHIN_S) - begun
     found["children_s"] = await until(all_there, f"{side.name}: every child", within_s=MADE_WITHIN_S) - begun
-    found["told_s"] = await until(told, f"{side.name}: every status complete", within_s=MADE_WITHIN_S) - begun
+    found["told_s"] = (
+        await until(told, f"{side.name}: every status complete", within_s=MADE_WITHIN_S, every_s=LIST_EVERY_S)
+        - begun
+    )
     found["cpu_s"] = operator.cpu_s() - cpu_s
-    found["running_s"] = await until(up, f"{side.name}: all pods run", within_s=MADE_WITHIN_S) - begun
+    found["running_s"] = (
+        await until(up, f"{side.name}: all pods run", within_s=MADE_WITHIN_S, every_s=LIST_EVERY_S) - begun
+    )
     found["requests_per_job"] = more(asked, await requests(api), count)
     over = {path: number for path, number in (await counts(api, side)).items() if number > wanted[path]}
     if over:
         raise RuntimeError(f"{side.name} made more than was asked for: {over} instead of {wanted}")
     return found
-
-
-def _of_each(
-    api: Api, side: Side, count: int, holds: Callable[[Manifest], bool]
-) -> Callable[[], Awaitable[bool]]:
-    """Whether something holds of every job, asked of one after the other up to the first where it does not.
-
-    Lists of all jobs, again and again, would be a good part of what the API server does meanwhile.
-    """
-    left = [f"{side.path}/{_name(number)}" for number in range(count)]
-
-    async def asked() -> bool:
-        while left and holds(await api.call("GET", left[0])):
-            del left[0]
-        return not left
-
-    return asked
 
 
 def _name(number: int) -> str:
