@@ -45,6 +45,16 @@ _CONTAINER = frozenset(
 _STUCK = _IMAGE | _CONTAINER
 PREPARED_WITHIN_S = 60.0
 """In which a node sets up a pod's volumes and network; one that takes longer lacks something."""
+TAKEN_AWAY = frozenset(
+    {
+        *("EvictionByEvictionAPI", "PreemptionByScheduler", "DeletionByTaintManager", "DeletionByPodGC"),
+        *("TerminationByKubelet", "DisruptionTarget", "Evicted", "NodeLost", "Preempting", "Terminated"),
+        *("Shutdown", "NodeShutdown"),
+    }
+)
+"""Reasons of a cluster that takes a pod away which a node had; others are the node's for not taking it."""
+REJECTED_PAUSE_S = 10.0
+"""Before a pod that its node did not take is made again: the next one is likely to meet the same node."""
 MAX_LINES = 12
 MAX_TEXT = 3000
 
@@ -69,6 +79,8 @@ class Verdict:
     """Unit, pod, exit code and last lines, for the event and for the condition."""
     at: datetime
     """When it happened, as far as known: of several pods the first is the cause."""
+    pause_s: float = 0.0
+    """Before the unit starts again, where the end is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +124,9 @@ def _of_end(unit: Unit, pod: Pod, around: Circumstances) -> Verdict | None:
     if pod.exit_code in (ExitCode.USER_ERROR, ExitCode.JOB_FAILED):
         return _of_final_code(unit, pod, around)
     if pod.disruption or pod.exit_reason in NODE_GONE:
+        if pod.exit_code is None and pod.disruption not in TAKEN_AWAY:
+            what = f"was not taken by its node{_because(pod)}"
+            return _free(unit, pod, what, Severity.CLUSTER, pause_s=REJECTED_PAUSE_S)
         return _free(unit, pod, f"was ended by the cluster{_because(pod)}", Severity.CLUSTER)
     if ended_well(pod):
         return _of_success(unit, pod, around)
@@ -171,9 +186,11 @@ def waited_in_vain(pod: Pod, around: Circumstances) -> bool:
     )
 
 
-def _free(unit: Unit, pod: Pod, what: str, severity: Severity = Severity.FREE) -> Verdict:
+def _free(
+    unit: Unit, pod: Pod, what: str, severity: Severity = Severity.FREE, *, pause_s: float = 0.0
+) -> Verdict:
     text = f"{unit.name}: pod {pod.name} {what}"
-    return Verdict(severity=severity, reason=Reason.POD_REPLACED, text=text, at=_when(pod))
+    return Verdict(severity=severity, reason=Reason.POD_REPLACED, text=text, at=_when(pod), pause_s=pause_s)
 
 
 def _verdict(severity: Severity, reason: Reason, unit: Unit, pod: Pod) -> Verdict:

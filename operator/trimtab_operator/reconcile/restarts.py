@@ -41,7 +41,7 @@ def restart_for(draft: Draft, unit: Unit, verdict: Verdict, *, max_restarts: int
     """Start a unit again after its end; why the job has failed instead, where the budget is used up."""
     if verdict.severity is not Severity.COUNTS:
         draft.tell("Normal", Reason.POD_REPLACED, verdict.text)
-        restart(draft, unit, verdict.text)
+        restart(draft, unit, verdict.text, pause_s=verdict.pause_s)
         return ""
     draft.tell("Warning", Reason.POD_FAILED, verdict.text)
     exhausted = charge(draft, max_restarts=max_restarts)

@@ -154,6 +154,19 @@ def test_disruption_is_free(stepping, disruption):
     assert f"was ended by the cluster ({disruption})" in event(operator, "PodReplaced")
 
 
+def test_pod_that_its_node_does_not_take_is_free_and_made_again_after_a_pause(stepping):
+    world, operator = stepping(failurePolicy__maxRestarts=0)
+    world.now += timedelta(seconds=60)
+    world.report(pod_of(world, "rollout"), phase="Failed", disruption="UnexpectedAdmissionError")
+    operator.turn()
+    assert (world.job.status.budget.used, world.job.status.restarts) == (0, 1)
+    assert "was not taken by its node (UnexpectedAdmissionError)" in event(operator, "PodReplaced")
+    for seconds, made in ((9, []), (1, ["rollout"])):
+        world.now += timedelta(seconds=seconds)
+        operator.turn()
+        assert [pod.role for pod in world.pods.values() if pod.incarnation == 2] == made
+
+
 def test_container_lost_with_its_node_is_free(stepping):
     world, operator = stepping(failurePolicy__maxRestarts=0)
     node = pod_of(world, "reward").node_name
