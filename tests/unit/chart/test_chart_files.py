@@ -2,12 +2,15 @@
 
 import importlib.util
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
+from trimtab.observability.registry import SECTIONS, prometheus_name
+from trimtab_operator.adapter.metrics import OperatorMetrics
 from trimtab_operator.builders.resolve import resolve
 from trimtab_operator.constants import ROLES
 from trimtab_operator.model.observed import Job
@@ -15,6 +18,7 @@ from trimtab_operator.model.resolved import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "trimtab"
+NAME = re.compile(r"trimtab_\w+")
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +69,15 @@ def test_example_for_artifact_hub_is_a_job_that_the_operator_accepts():
     assert resolve(job, Settings.model_validate({"roles": roles}), attempt=1)
 
 
-def test_dashboard_is_json_and_asks_for_metrics_of_the_operator():
+def test_dashboard_asks_for_metrics_that_the_operator_and_the_jobs_have():
     dashboard = json.loads((CHART / "files" / "dashboard.json").read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    assert expressions
-    assert all("trimtab_operator_" in expression for expression in expressions)
+    expression = " ".join(expressions).replace("trimtab_dev_job", "job")  # what is left are metrics
+    asked = {name.removesuffix("_bucket").removesuffix("_total") for name in NAME.findall(expression)}
+    of_jobs = {prometheus_name(metric.name) for section in SECTIONS for metric in section.metrics}
+    operator = OperatorMetrics()
+    operator.count_from(list, list)
+    of_operator = {family.name for family in operator.registry.collect()}
+    assert asked & of_jobs
+    assert asked & of_operator
+    assert asked - of_jobs - of_operator == set()
