@@ -29,7 +29,6 @@ MAX_WORDS: Final = 4096
 """Longest message that is kept, as the kubelet's longest termination message."""
 NOT_STARTED_YET: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 """Reasons of a waiting container that say nothing is wrong."""
-LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _PHASES: Final[dict[str, PodPhase]] = {phase: phase for phase in get_args(PodPhase)}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -60,7 +59,6 @@ def trim_job(raw: JsonObject) -> Job:
         raise StatusError(
             f"{metadata['namespace']}/{metadata['name']}: its status cannot be read: {error}"
         ) from error
-    annotations = metadata.get("annotations") or {}
     return Job(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -69,8 +67,6 @@ def trim_job(raw: JsonObject) -> Job:
         resource_version=metadata["resourceVersion"],
         created=parse_time(metadata["creationTimestamp"]) or _EPOCH,
         deleted=parse_time(metadata.get("deletionTimestamp")),
-        labels=metadata.get("labels") or {},
-        annotations={name: text for name, text in annotations.items() if name != LAST_APPLIED},
         spec=raw.get("spec") or {},
         status=status,
     )

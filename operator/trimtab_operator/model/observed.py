@@ -28,8 +28,6 @@ class Job:
     created: datetime
     deleted: datetime | None = None
     """deletionTimestamp: nothing is done any more, the garbage collector removes what it owns."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
     spec: Mapping[str, Any]
     """As stored; not validated yet."""
     status: JobStatus = field(default_factory=JobStatus)
