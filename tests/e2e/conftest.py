@@ -152,7 +152,9 @@ class Run:
         def waits(status: job_pb.JobStatus) -> bool:
             if role == "actor":
                 return status.activity.startswith(("log-probs", "updating the actor"))
-            return _generates(status) and f"{role}-{replica} has " in status.activity
+            # A reward that has scored the whole step is waited for in the validation after it.
+            stands = role == "reward" or _generates(status)
+            return stands and f"{role}-{replica} has " in status.activity
 
         while True:
             self.until(
