@@ -63,14 +63,14 @@ def test_suspended_job_has_no_pods_and_resumes_from_its_checkpoint(space: Space)
 
 def test_finished_job_is_deleted_after_its_ttl_with_everything_it_owned(space: Space):
     manifest = paced_job("shortlived", steps=6, pause_s=0.0)
-    manifest["spec"]["ttlSecondsAfterFinished"] = 15
+    manifest["spec"]["ttlSecondsAfterFinished"] = 60
     manifest["spec"]["cleanupPolicy"] = "All"
     job = space.start(manifest)
     job.until_step(1)
     assert set(children(job)) == set(CHILDREN)
     job.until_condition("Complete")
-    job.until(lambda: not job.pods(), "clean-up policy All removes finished pods", timeout_s=30)
-    until(lambda: space.kube.get("rltj", job.name) is None, "the job is gone", timeout_s=60)
+    job.until(lambda: not job.pods(), "clean-up policy All removes finished pods", timeout_s=50)
+    until(lambda: space.kube.get("rltj", job.name) is None, "the job is gone", timeout_s=120)
     until(lambda: not children(job), "what it owned is gone", timeout_s=60)
     assert space.kube.get("pvc", "trimtab"), "a claim of the user's own stays"
 
