@@ -214,7 +214,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "volumeMounts": (None, [{"name": "runs", "mountPath": "/runs"}]),
     "suspend": (False, True),
     "activeDeadlineSeconds": (None, 60),
-    "pendingDeadlineSeconds": (60, None),
+    "pendingDeadlineSeconds": (60, 120),
     "ttlSecondsAfterFinished": (0, 60),
     "cleanupPolicy": ("Running", "All"),
     "managedBy": (None, "example.org/other"),

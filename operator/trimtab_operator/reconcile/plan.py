@@ -212,8 +212,7 @@ def note_waiting(draft: Draft, units: Survey, live: Live) -> None:
         return
     since = draft.status.pending_since or draft.clock.now
     draft.update(pending_since=since)
-    if live.pending_deadline_s is not None:
-        draft.clock.been(live.pending_deadline_s, since)
+    draft.clock.been(live.pending_deadline_s, since)
 
 
 def force_delete(draft: Draft) -> None:

@@ -173,7 +173,7 @@ def _again(draft: Draft, resolved: Resolved, live: Live) -> Outlook:
 def _pending(draft: Draft, units: Survey, resolved: Resolved, live: Live) -> Outlook | None:
     """Release all pods where some wait for a node for too long; None: they may wait on."""
     since, limit_s = draft.status.pending_since, live.pending_deadline_s
-    if since is None or limit_s is None or not gang_waits(units, live):
+    if since is None or not gang_waits(units, live):
         return None
     if not draft.clock.been(limit_s, since):
         return None

@@ -32,7 +32,7 @@ class Live:
     min_reward_replicas: int = 1
     max_restarts: int = 0
     active_deadline_s: int | None = None
-    pending_deadline_s: int | None = None
+    pending_deadline_s: int = JobSpec.model_fields["pending_deadline_seconds"].default
     ttl_s: int | None = None
     cleanup_policy: str = "Running"
 

@@ -71,8 +71,10 @@ class JobSpec(Model):
     """Whether the job holds: a checkpoint is written and the pods go; false resumes from it."""
     active_deadline_seconds: WholeSeconds | None = None
     """Seconds that the job may run in all before it fails; None: no limit."""
-    pending_deadline_seconds: WholeSeconds | None = None
-    """Seconds that pods may wait for a node before all are released and tried again; None: no limit."""
+    pending_deadline_seconds: WholeSeconds = 1800
+    """Seconds that pods may wait for a node before all are released and tried again, so that two jobs with
+    half of their nodes do not wait for each other. Half an hour by default, in which a cloud adds GPU nodes.
+    Has no meaning locally."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=315_360_000)] | None = None
     """Seconds after its end at which the job is deleted; None: kept."""
     cleanup_policy: Literal["Running", "All", "None"] = "Running"

@@ -139,15 +139,10 @@ def _make(run_dir: Path) -> None:
 
 
 def _arrival_s(env: WorkerEnvironment, job: ResolvedJob) -> float:
-    """How long to wait for workers. In a cluster their pods may wait for a node before that.
-
-    That wait is the operator's to end, by `pendingDeadlineSeconds`: without one, neither is there one here.
-    """
+    """How long to wait for workers. In a cluster their pods may wait for a node before that."""
     spec = job.job.spec
     if not env.in_pod:
         return spec.deadlines.registration_seconds
-    if spec.pending_deadline_seconds is None:
-        return math.inf
     return spec.pending_deadline_seconds + spec.deadlines.registration_seconds
 
 

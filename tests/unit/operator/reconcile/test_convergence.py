@@ -64,7 +64,7 @@ class Job(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(["Running", "All", "None"]),
-        pending=st.sampled_from([None, 20, 60]),
+        pending=st.sampled_from([1800, 20, 60]),
         suspended=st.sampled_from([False, False, False, True]),
         restarts=st.sampled_from([0, 1, 3]),
         ahead_s=st.sampled_from([0, 0, 2, -2]),
@@ -77,7 +77,7 @@ class Job(RuleBasedStateMachine):
     def begin(
         self,
         policy: str,
-        pending: int | None,
+        pending: int,
         suspended: bool,
         restarts: int,
         ahead_s: int,

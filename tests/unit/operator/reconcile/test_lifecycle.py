@@ -297,6 +297,15 @@ def test_gang_without_nodes_gives_all_pods_up_and_tries_again_later(begun):
     assert world.job.status.start_time < status.release_until
 
 
+def test_gang_without_nodes_is_given_up_by_default(begun):
+    world, operator = begun()
+    world.capacity = 3
+    run(world, operator, seconds=1700)
+    assert world.job.status.starts == 1
+    run(world, operator, seconds=300, until=lambda: world.job.status.starts == 2)
+    assert world.condition(ConditionType.WORKERS_READY) == ("False", "PendingDeadline")
+
+
 def test_released_jobs_do_not_come_back_together():
     pauses = set()
     for number in range(8):
