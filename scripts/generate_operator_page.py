@@ -15,7 +15,7 @@ from trimtab_operator.adapter.health import JOBS_MISSED_S, PODS_SILENT_S, QUEUE_
 from trimtab_operator.adapter.jobs import AUDIT_S
 from trimtab_operator.adapter.metrics import LABELS, OperatorMetrics
 from trimtab_operator.adapter.permissions import IN_JOB_NAMESPACES, IN_OWN_NAMESPACE, Permission
-from trimtab_operator.adapter.progress import POLL_S, STILL_POLL_S
+from trimtab_operator.adapter.progress import GONE_S, PATIENCE_S, POLL_S
 from trimtab_operator.adapter.queue import MAX_BACKOFF_S
 from trimtab_operator.adapter.settings import LEASE
 from trimtab_operator.kube.election import LEASE_DURATION_S, RENEW_DEADLINE_S, RENEW_S
@@ -43,7 +43,9 @@ HOW = f"""
   every {CHILDREN_RESYNC_S / 60:.0f} minutes. An object of such a name that somebody else made is left alone,
   and an event says so.
 - Each running coordinator is asked for its progress every {POLL_S:.0f} s, and at once when a pod of the job
-  has changed; one in the middle of a long step, whose last answers were the same, every {STILL_POLL_S:.0f} s.
+  has changed. With one in the middle of a long step, whose last answers were the same, the question is left:
+  it answers when it has news, and is asked again after {PATIENCE_S[0]:.0f} to {PATIENCE_S[1]:.0f} s. One that
+  is gone is noticed within {GONE_S:.0f} s all the same, as the connection is pinged.
 - Once every {AUDIT_S:.0f} s the jobs are listed (by their metadata alone), so that nothing is missed where a
   watch has.
 - Several operators elect a leader by the Lease `{LEASE}` in the operator's namespace. The leader

@@ -21,6 +21,9 @@ import grpc
 import grpc.aio
 from api import Api, Manifest
 
+from trimtab.comm.control.constants import SERVER_OPTIONS
+from trimtab.comm.control.job_control import JobControlServicer
+from trimtab.comm.control.peers import Peers
 from trimtab.observability.registry import all_metrics
 from trimtab.v1 import job_control_pb2 as pb
 from trimtab.v1 import job_control_pb2_grpc as rpc
@@ -49,8 +52,8 @@ class Clock:
         return (self._stopped or time.monotonic()) - self._begun
 
 
-class Player(rpc.JobControlServicer):
-    """One job's coordinator: everybody is registered, and a step takes `STEP_S`."""
+class Player:
+    """One job's coordinator: everybody is registered, and a step takes `STEP_S`. A `JobControlHandler`."""
 
     def __init__(self, name: str, attempt: int, clock: Clock) -> None:
         self._name = name
@@ -59,7 +62,7 @@ class Player(rpc.JobControlServicer):
         # Not all in the same second, as in life.
         self._ahead_s = int.from_bytes(hashlib.sha256(name.encode()).digest()[:2], "big") / 2**16 * STEP_S
 
-    async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.JobStatus:  # noqa: N802
+    async def get_status(self) -> pb.JobStatus:
         """What a coordinator says between two steps."""
         step, within_s = divmod(self._clock.passed_s + self._ahead_s, STEP_S)
         answered = int(within_s / STEP_S * 64)
@@ -86,9 +89,9 @@ async def serve(pod: Manifest, secret: dict[str, str], clock: Clock) -> grpc.aio
     """Listen at the pod's address, with the job's keys."""
     labels = pod["metadata"]["labels"]
     data = {name: base64.b64decode(text) for name, text in secret.items()}
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     player = Player(labels[LABEL_JOB], int(labels[LABEL_ATTEMPT]), clock)
-    rpc.add_JobControlServicer_to_server(player, server)
+    rpc.add_JobControlServicer_to_server(JobControlServicer(player, Peers(secured=True)), server)
     credentials = grpc.ssl_server_credentials(
         [(data["coordinator.key"], data["coordinator.crt"])],
         root_certificates=data["ca.crt"],

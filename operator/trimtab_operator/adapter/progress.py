@@ -1,8 +1,9 @@
 """What each job's coordinator says over gRPC, and what it is told: one channel a running coordinator.
 
     coordinator's pod runs --> link: once somebody listens there dial its IP over mTLS; ask every POLL_S
-    STILL_AFTER answers of one that takes steps are the same --> every STILL_POLL_S, until one is not
-    a pod of the job changed --> ask at once
+    STILL_AFTER answers of one that takes steps are the same --> leave the next question with it, to be
+                                 answered once there is something new, for PATIENCE_S at most; then as before
+    a pod of the job changed --> take back a question that was left there, and ask at once
     another pod, another address, a certificate that runs out --> a new channel
     the pod has ended --> the channel is closed, the last answer stays; the job is gone --> that goes too
 
@@ -10,7 +11,8 @@ The times of the regular questions are spread evenly over POLL_S by the job's ui
 are a hundred questions a second and never a thousand at once. An answer that says nothing new but numbers
 wakes the queue twice a minute, as those are written once a minute; one that says nothing new at all, never. A
 coordinator that cannot be reached is no error of the operator: its last answer grows old, and `reconcile`
-sees how old.
+sees how old. While a question is left with a coordinator its connection is pinged, so that one that is gone,
+or stands still as a process, is noticed within GONE_S.
 
 Runs on the operator's loop. grpc is known here alone.
 """
@@ -22,8 +24,8 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
 
 import grpc
 import grpc.aio
@@ -42,9 +44,13 @@ logger = logging.getLogger(__name__)
 POLL_S: Final = 10.0
 CALL_TIMEOUT_S: Final = 5.0
 STILL_AFTER: Final = 3
-STILL_POLL_S: Final = 60.0
-"""Between questions to a coordinator in the middle of a long step, whose last answers were the same: a
-thousand of them cost next to nothing. What happens to its pods is seen at once."""
+PATIENCE_S: Final = (180.0, 300.0)
+"""For how long a question is left with a coordinator in the middle of a long step: a thousand of them cost
+next to nothing, and what is new is heard at once. Some time in between, so that they do not end together."""
+PING_S: Final = 60.0
+PING_TIMEOUT_S: Final = 20.0
+GONE_S: Final = PING_S + PING_TIMEOUT_S
+"""Until it is noticed that a coordinator is gone which a question was left with."""
 SOON_S: Final = 0.2
 """Pods change several at a time: one question is enough."""
 NUMBERS_S: Final = 30.0
@@ -56,7 +62,15 @@ _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_reconnect_backoff_ms", 10_000),
+    # While a question is there. Without the third the second means nothing, and it is a minute.
+    ("grpc.keepalive_time_ms", round(PING_S * 1000)),
+    ("grpc.keepalive_timeout_ms", round(PING_TIMEOUT_S * 1000)),
+    ("grpc.http2.ping_timeout_ms", round(PING_TIMEOUT_S * 1000)),
+    ("grpc.http2.max_pings_without_data", 0),  # any number
 )
+
+
+_StatusCall: TypeAlias = "grpc.aio.UnaryUnaryCall[pb.GetStatusRequest, pb.JobStatus]"
 
 
 class CoordinatorError(KubeError):
@@ -168,8 +182,13 @@ class _Link:
     ) -> None:
         self.pod_uid = pod.pod.uid
         self.address = pod.address
-        self.latest: Progress | None = None
         self.wake = asyncio.Event()
+        self._answer: Progress | None = None
+        self._mark = ""
+        """Of the last answer."""
+        self._left_at: datetime | None = None
+        """When the question was asked that is left with the coordinator now."""
+        self._surely_there: datetime | None = None
         self._incarnation = pod.pod.incarnation
         self._credentials = credentials
         self._phase = phase
@@ -188,6 +207,19 @@ class _Link:
         self._valid_until = now()
         self._closing: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(), name=f"progress {pod.pod.name}")
+
+    @property
+    def latest(self) -> Progress | None:
+        """The last answer, and until when the coordinator is known to have been there since."""
+        if self._answer is None:
+            return None
+        self._note_there()
+        return replace(self._answer, surely_there=self._surely_there)
+
+    def _note_there(self) -> None:
+        """A question that is left with a coordinator fails within GONE_S after that is gone."""
+        if self._left_at is not None:
+            self._surely_there = max(self._left_at, self._now() - timedelta(seconds=GONE_S))
 
     def close(self) -> None:
         """End the task and the channel, in the background."""
@@ -227,33 +259,56 @@ class _Link:
 
     def _pause_s(self) -> float:
         """Until this job's turn within the next interval, give or take a little."""
-        interval_s = POLL_S if self._num_same < STILL_AFTER else STILL_POLL_S
-        into_s = (self._clock() - self._phase * interval_s) % interval_s
+        into_s = (self._clock() - self._phase * POLL_S) % POLL_S
         jitter_s = random.uniform(0.0, POLL_S / 20)  # noqa: S311 -- spreads the questions
-        return interval_s - into_s + jitter_s
+        return POLL_S - into_s + jitter_s
 
     async def _ask(self) -> None:
         if self._stub is None and not await self._listens():
             self._on_poll(grpc.StatusCode.UNAVAILABLE.name)
             return
         stub = await self._connected()
+        still = self._num_same >= STILL_AFTER and not self._untold
+        wait_s = random.uniform(*PATIENCE_S) if still else 0.0  # noqa: S311 -- spreads the questions
+        call = stub.GetStatus(
+            pb.GetStatusRequest(mark=self._mark, wait_s=wait_s), timeout=wait_s + CALL_TIMEOUT_S
+        )
         try:
-            answer: pb.JobStatus = await stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+            answer = await self._leave(call) if wait_s else await call
         except grpc.aio.AioRpcError as error:
             self._num_same = 0
             self._on_poll(error.code().name)
             logger.debug("the coordinator at %s: %s", self.address, _words(error))
             return
-        self._on_poll("OK")
-        before, self.latest = self.latest, read_status(answer, self._incarnation, self._now())
-        same = before is not None and replace(before, received=self.latest.received) == self.latest
-        quiet = same and self.latest.phase == Phase.RUNNING and not self.latest.missing
-        self._num_same = self._num_same + 1 if quiet else 0
+        if answer is not None:
+            self._on_poll("OK")
+            self._take(answer)
+
+    async def _leave(self, call: "_StatusCall") -> pb.JobStatus | None:
+        """The answer, whenever it comes; None where the question was taken back: something has happened."""
+        self._left_at = self._now()
+        answered, woken = asyncio.ensure_future(call), asyncio.create_task(self.wake.wait())
+        try:
+            await asyncio.wait({answered, woken}, return_when=asyncio.FIRST_COMPLETED)
+            return answered.result() if answered.done() else None
+        finally:
+            self._note_there()
+            self._left_at = None
+            for task in (answered, woken):
+                task.cancel()
+            await asyncio.gather(answered, woken, return_exceptions=True)
+
+    def _take(self, answer: pb.JobStatus) -> None:
+        before, self._mark = self._answer, answer.mark
+        self._answer = latest = read_status(answer, self._incarnation, self._now())
+        same = before is not None and replace(before, received=latest.received) == latest
+        news, at = _essence(latest), self._clock()
         self._untold = self._untold or not same
-        news, at = _essence(self.latest), self._clock()
         if news != self._told_last or (self._untold and at - self._told_at >= NUMBERS_S):
             self._told_last, self._told_at, self._untold = news, at, False
             self._told()
+        quiet = same and latest.phase == Phase.RUNNING and not latest.missing
+        self._num_same = self._num_same + 1 if quiet else 0
 
     async def _listens(self) -> bool:
         """Whether anybody listens there yet: a channel that only tries costs much more to find that out."""
@@ -272,6 +327,7 @@ class _Link:
             before, stub = self._channel, self._dial()
             if before is not None:
                 # A call of the other task may be under way there: cut off, it would end that task.
+                self.wake.set()
                 await before.close(grace=CALL_TIMEOUT_S)
         return stub
 

@@ -115,8 +115,15 @@ class Progress:
     message: str = ""
     """At the end: why it failed."""
     received: datetime
+    surely_there: datetime | None = None
+    """When the coordinator was known to be there, where that was later than it said anything."""
     final: bool = False
     """Whether it comes from the termination message: the coordinator has ended."""
+
+    @property
+    def heard(self) -> datetime:
+        """When the coordinator last gave a sign of life."""
+        return self.received if self.surely_there is None else max(self.received, self.surely_there)
 
 
 @dataclass(frozen=True, kw_only=True)

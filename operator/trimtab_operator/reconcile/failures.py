@@ -22,8 +22,8 @@ from trimtab_operator.reconcile.units import Survey, Unit, ended_well, has_ended
 LEFT_GRACE_S = 30.0
 """In which the coordinator ends after it told its workers to leave; one that still runs then misses them."""
 UNHEARD_S = 90.0
-"""A coordinator that has not answered for so long is taken to be away: longer than the pause between two
-questions to one that says the same again and again."""
+"""A coordinator that has given no sign of life for so long is taken to be away: longer than it takes to
+notice that one is gone which a question was left with."""
 OOM_KILLED = "OOMKilled"
 NODE_GONE = frozenset({"ContainerStatusUnknown", "Unknown"})
 """The kubelet's word, and containerd's, for a container that was lost sight of, as when its node restarts."""
@@ -93,7 +93,7 @@ class Circumstances:
     """Whether pods that the job cannot do without have no node."""
     registration_s: float
     heard: datetime | None
-    """When the coordinator last answered; None: not since it was made, or since the operator was."""
+    """The coordinator's last sign of life; None: none since it was made, or since the operator was."""
 
 
 def judge(unit: Unit, around: Circumstances) -> Verdict | None:

@@ -131,7 +131,7 @@ def _end_or_restart(
         units=units,
         gang_waits=gang_waits(units, live),
         registration_s=resolved.resolved_job.job.spec.deadlines.registration_seconds,
-        heard=None if progress is None else progress.received,
+        heard=None if progress is None else progress.heard,
     )
     if final is not None and final.phase == Phase.STOPPED:
         return _again(draft, resolved, live)

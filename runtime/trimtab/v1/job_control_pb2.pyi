@@ -42,7 +42,7 @@ class RestartRequest(_message.Message):
     def __init__(self, worker: _Optional[_Union[_control_pb2.WorkerId, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("name", "attempt", "training_identity", "phase", "activity", "step", "total_steps", "epoch", "seconds_left", "metrics", "conditions", "roles", "restart_requests", "checkpoint_path", "checkpoint_step", "warnings", "reason", "message", "not_finite", "missing")
+    __slots__ = ("name", "attempt", "training_identity", "phase", "activity", "step", "total_steps", "epoch", "seconds_left", "metrics", "conditions", "roles", "restart_requests", "checkpoint_path", "checkpoint_step", "warnings", "reason", "message", "not_finite", "missing", "mark")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class JobStatus(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     name: str
     attempt: int
     training_identity: str
@@ -90,11 +91,16 @@ class JobStatus(_message.Message):
     message: str
     not_finite: _containers.RepeatedScalarFieldContainer[str]
     missing: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., attempt: _Optional[int] = ..., training_identity: _Optional[str] = ..., phase: _Optional[str] = ..., activity: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[float] = ..., seconds_left: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[RoleStatus, _Mapping]]] = ..., restart_requests: _Optional[_Iterable[_Union[RestartRequest, _Mapping]]] = ..., checkpoint_path: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., not_finite: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
+    mark: str
+    def __init__(self, name: _Optional[str] = ..., attempt: _Optional[int] = ..., training_identity: _Optional[str] = ..., phase: _Optional[str] = ..., activity: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[float] = ..., seconds_left: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[RoleStatus, _Mapping]]] = ..., restart_requests: _Optional[_Iterable[_Union[RestartRequest, _Mapping]]] = ..., checkpoint_path: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., not_finite: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., mark: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("mark", "wait_s")
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    mark: str
+    wait_s: float
+    def __init__(self, mark: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ()

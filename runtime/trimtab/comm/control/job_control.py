@@ -4,9 +4,12 @@
 coordinator's loop. `JobControlClient` is the blocking client of the CLI, on the caller's thread.
 """
 
+import asyncio
+import hashlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, Final, NoReturn, Protocol, Self
 
 import grpc
 import grpc.aio
@@ -17,6 +20,11 @@ from trimtab.comm.tls import JobTls, channel
 from trimtab.errors import DeadlineError, TrimtabError, UserError
 from trimtab.v1 import job_control_pb2 as jc
 from trimtab.v1 import job_control_pb2_grpc as jc_grpc
+
+NEWS_INTERVAL_S: Final = 1.0
+"""Between two looks for something new, while a question waits for it."""
+MAX_WAIT_S: Final = 600.0
+"""A question is not held longer than this."""
 
 
 class JobControlHandler(Protocol):
@@ -61,7 +69,15 @@ class JobControlServicer(jc_grpc.JobControlServicer):
     async def GetStatus(self, request: jc.GetStatusRequest, context: Any) -> jc.JobStatus:  # noqa: N802
         """See the proto."""
         await self._peers.require_control(context, "GetStatus")
-        return await self._handler.get_status()
+        until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
+        while True:
+            status = await self._handler.get_status()
+            status.ClearField("mark")
+            status.mark = _mark(status)
+            left_s = until - time.monotonic()
+            if status.mark != request.mark or not left_s > 0:  # not a number: at once
+                return status
+            await asyncio.sleep(min(NEWS_INTERVAL_S, left_s))
 
     async def Watch(self, request: jc.WatchRequest, context: Any) -> AsyncIterator[jc.JobStatus]:  # noqa: N802
         """See the proto."""
@@ -102,6 +118,10 @@ class JobControlServicer(jc_grpc.JobControlServicer):
             return await self._handler.resize(request)
         except TrimtabError as error:
             await _abort(context, error)
+
+
+def _mark(status: jc.JobStatus) -> str:
+    return hashlib.blake2b(status.SerializeToString(deterministic=True), digest_size=8).hexdigest()
 
 
 async def _abort(context: Any, error: TrimtabError) -> NoReturn:

@@ -1,6 +1,7 @@
 """Server and sessions in one process, over real sockets: each test is one asyncio program."""
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -33,9 +34,10 @@ class IdleJob:
 
     def __init__(self) -> None:
         self.stops: list[jc.StopRequest] = []
+        self.step = 3
 
     async def get_status(self) -> jc.JobStatus:
-        return jc.JobStatus(name="idle", step=3)
+        return jc.JobStatus(name="idle", step=self.step)
 
     async def watch(self) -> AsyncIterator[jc.JobStatus]:
         for step in range(3):
@@ -462,6 +464,32 @@ async def test_job_control_reaches_the_handler_and_brings_its_errors_back() -> N
     async with grpc.aio.insecure_channel(address) as channel:
         stub = jc_grpc.JobControlStub(channel)  # type: ignore[no-untyped-call]
         assert [status.step async for status in stub.Watch(jc.WatchRequest())] == [0, 1, 2]
+    await coordinator.server.close("over")
+
+
+@program
+async def test_question_for_news_is_answered_when_there_is_some_or_its_time_is_over() -> None:
+    coordinator = Coordinator()
+    address = await coordinator.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = jc_grpc.JobControlStub(channel)  # type: ignore[no-untyped-call]
+        first = await stub.GetStatus(jc.GetStatusRequest())
+        assert first.mark
+
+        question = jc.GetStatusRequest(mark=first.mark, wait_s=30.0)
+        waiting = asyncio.ensure_future(stub.GetStatus(question, timeout=20.0))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        coordinator.job.step = 4
+        news = await waiting
+        assert (news.step, news.mark == first.mark) == (4, False)
+
+        assert (await stub.GetStatus(question, timeout=20.0)).step == 4, "it is not what the asker has seen"
+        same = await stub.GetStatus(jc.GetStatusRequest(mark=news.mark, wait_s=0.05), timeout=20.0)
+        assert same == news
+        for senseless in (math.nan, -1.0):
+            request = jc.GetStatusRequest(mark=news.mark, wait_s=senseless)
+            assert await stub.GetStatus(request, timeout=20.0) == news
     await coordinator.server.close("over")
 
 

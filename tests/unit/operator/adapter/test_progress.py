@@ -1,16 +1,23 @@
 """Against real gRPC servers with the certificates that a job's pods have, on loopback addresses."""
 
 import asyncio
+import contextlib
 import itertools
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import grpc
 import grpc.aio
 import pytest
 
+from trimtab.comm.control import job_control
+from trimtab.comm.control.constants import SERVER_OPTIONS
+from trimtab.comm.control.job_control import JobControlServicer
+from trimtab.comm.control.peers import Peers
 from trimtab.v1 import job_control_pb2 as pb
 from trimtab.v1 import job_control_pb2_grpc as rpc
 from trimtab.v1.control_pb2 import WorkerId
@@ -45,12 +52,15 @@ def pod(address: str, uid: str = "pod-1", incarnation: int = 1) -> KnownPod:
 
 
 class FakeCoordinator(rpc.JobControlServicer):
-    """Answers with `status`; records what it is told."""
+    """Answers with `status`, as a coordinator does; records what it is asked and told."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.status = pb.JobStatus(attempt=5001, phase="Starting")
         self.asked = 0
+        self.waits: list[float] = []
+        """For how long each question may wait for something new."""
+        self._servicer = JobControlServicer(self, Peers(secured=True))
         self.gate = asyncio.Event()
         self.gate.set()
         self.stops: list[pb.StopRequest] = []
@@ -58,7 +68,11 @@ class FakeCoordinator(rpc.JobControlServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: object) -> pb.JobStatus:  # noqa: N802
         self.asked += 1
+        self.waits.append(request.wait_s)
         await self.gate.wait()
+        return await self._servicer.GetStatus(request, context)
+
+    async def get_status(self) -> pb.JobStatus:
         return self.status
 
     async def Stop(self, request: pb.StopRequest, context: object) -> pb.StopResponse:  # noqa: N802
@@ -85,7 +99,7 @@ async def coordinator(
     async def start(uid: str = "uid-1", address: str = "") -> FakeCoordinator:
         made = FakeCoordinator(address or next(addresses))
         data = credentials(uid).secret_data(datetime.now(UTC))
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         rpc.add_JobControlServicer_to_server(made, server)
         server.add_secure_port(
             f"{made.address}:{CONTROL_PORT}",
@@ -183,23 +197,115 @@ async def test_questions_follow_one_another_at_their_interval(links, coordinator
     await _until(lambda: peer.asked >= 4)
 
 
-async def test_coordinator_that_says_the_same_is_asked_seldom_until_something_happens(
-    links, coordinator, changed, monkeypatch
-) -> None:
+@pytest.fixture
+async def still(links, coordinator, changed, monkeypatch) -> FakeCoordinator:
+    """A coordinator in the middle of a long step: a question is left with it."""
     monkeypatch.setattr(module, "POLL_S", 0.05)
     monkeypatch.setattr(module, "NUMBERS_S", 0.0)
+    monkeypatch.setattr(job_control, "NEWS_INTERVAL_S", 0.05)
     peer = await coordinator()
     peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
     links.follow("uid-1", pod(peer.address), credentials)
-    await _until(lambda: peer.asked == 1 + module.STILL_AFTER)
+    await _until(lambda: peer.asked == 2 + module.STILL_AFTER)
+    shortest_s, longest_s = module.PATIENCE_S
+    assert peer.waits[:-1] == [0.0] * (1 + module.STILL_AFTER)
+    assert shortest_s <= peer.waits[-1] <= longest_s
+    return peer
+
+
+async def test_question_is_left_with_a_coordinator_that_says_the_same(still, changed) -> None:
     await asyncio.sleep(0.4)
-    assert peer.asked == 1 + module.STILL_AFTER
+    assert still.asked == 2 + module.STILL_AFTER
     assert changed == ["uid-1"], "the same answer is no news"
-    links.ask_soon("uid-1")
-    await _until(lambda: peer.asked == 1 + 2 * module.STILL_AFTER)
-    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=8)
-    links.ask_soon("uid-1")
+
+
+async def test_news_of_a_coordinator_that_was_still_are_heard_at_once(still, links, changed) -> None:
+    still.status.restart_requests.append(
+        pb.RestartRequest(worker=WorkerId(role="rollout", replica=1, incarnation=4), reason="hangs")
+    )
     await _until(lambda: len(changed) == 2)
+    assert links.latest("uid-1").restart_wishes
+    await _until(lambda: still.asked > 2 + module.STILL_AFTER)
+    assert still.waits[2 + module.STILL_AFTER] == 0.0, "it is asked as others are"
+
+
+async def test_question_that_was_left_is_taken_back_when_something_happens(still, links) -> None:
+    links.ask_soon("uid-1")
+    await _until(lambda: still.asked == 3 + 2 * module.STILL_AFTER)
+    assert still.waits[2 + module.STILL_AFTER : -1] == [0.0] * module.STILL_AFTER
+
+
+async def test_certificate_that_runs_out_takes_back_a_question_that_was_left(still, links, codes) -> None:
+    links._links["uid-1"]._valid_until = datetime.now(UTC)
+    async with asyncio.timeout(module.CALL_TIMEOUT_S / 2):
+        await links.stop("uid-1", reason="suspended", grace_s=30)
+    await _until(lambda: still.asked > 2 + module.STILL_AFTER)
+    assert set(codes) == {"OK"}
+
+
+async def test_coordinator_that_waits_for_nothing_is_asked_at_the_usual_interval(
+    links, coordinator, monkeypatch
+) -> None:
+    """One of a version that does not know of waiting."""
+    monkeypatch.setattr(module, "POLL_S", 0.05)
+    monkeypatch.setattr(job_control, "MAX_WAIT_S", 0.0)
+    peer = await coordinator()
+    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
+    links.follow("uid-1", pod(peer.address), credentials)
+    await _until(lambda: peer.asked == 8)
+    begun = time.monotonic()
+    await _until(lambda: peer.asked == 12)
+    assert time.monotonic() - begun > 2 * module.POLL_S
+
+
+async def test_coordinator_with_a_question_counts_as_heard_until_its_connection_is_dead(
+    links, coordinator, addresses, codes, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.05)
+    monkeypatch.setattr(module, "GONE_S", 2.0)
+    monkeypatch.setattr(module, "NUMBERS_S", 0.0)
+    pings = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    options = dict(module._OPTIONS) | dict.fromkeys(pings, 1000)
+    monkeypatch.setattr(module, "_OPTIONS", tuple(options.items()))
+    peer = await coordinator()
+    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
+    async with _relay(next(addresses), peer.address) as (address, stand_still):
+        links.follow("uid-1", pod(address), credentials)
+        await _until(lambda: peer.asked == 2 + module.STILL_AFTER)
+        answered = links.latest("uid-1").received
+        await _until(lambda: links.latest("uid-1").heard > answered + timedelta(seconds=1))
+        assert links.latest("uid-1").received == answered
+        assert set(codes) == {"OK"}
+        stand_still.set()
+        at = datetime.now(UTC)
+        await _until(lambda: codes[-1] == "UNAVAILABLE")
+        assert links.latest("uid-1").heard <= at
+    assert peer.asked == 2 + module.STILL_AFTER
+
+
+@asynccontextmanager
+async def _relay(address: str, to: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """Passes bytes on until it is told to stand still, as a machine does that was cut off."""
+    stand_still, writers = asyncio.Event(), []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        while data := await reader.read(65536):
+            if not stand_still.is_set():
+                writer.write(data)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(to, CONTROL_PORT)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    server = await asyncio.start_server(serve, address, CONTROL_PORT)
+    try:
+        yield address, stand_still
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
 
 
 async def test_stop_and_resize_are_heard(links, coordinator) -> None:

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.operator.reconcile.world import Operator, World, run
 
 from trimtab.api.conditions import ConditionType
+from trimtab_operator.adapter.progress import GONE_S
 from trimtab_operator.model.observed import NOT_PREPARED, Pod
 from trimtab_operator.reconcile.restarts import pause_s
 
@@ -257,6 +258,17 @@ def test_lost_coordinator_is_free_where_the_operator_does_not_hear_it_either(ste
     operator.turn()
     assert world.job.status.budget.used == 0
     assert unit(world, "rollout-1").incarnation == 2
+
+
+def test_lost_coordinator_counts_where_a_question_is_left_with_the_coordinator(stepping):
+    world, operator = stepping()
+    run(world, operator, seconds=120)
+    world.silent = True
+    world.now += timedelta(seconds=200)
+    operator.heard = replace(operator.heard, surely_there=world.now - timedelta(seconds=GONE_S))
+    world.end(pod_of(world, "rollout"), 67)
+    operator.turn()
+    assert world.job.status.budget.used == 1
 
 
 def test_failure_of_an_older_incarnation_means_nothing(stepping):
