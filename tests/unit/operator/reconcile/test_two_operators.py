@@ -46,6 +46,32 @@ def test_job_whose_pods_the_cache_does_not_know_yet_is_not_suspended_without_a_c
     assert world.training.checkpoint == world.training.step
 
 
+def test_coordinator_alone_that_the_cache_does_not_know_yet_is_asked_for_the_checkpoint(stepping):
+    world, operator = stepping()
+    behind = Operator(world)
+    behind.pods.watch.follows = False
+    for pod in world.running("coordinator"):
+        del behind.pods._pods[pod.uid]
+    world.edit(suspend=True)
+    behind.turn()
+    assert world.job.status.stop.saved is None
+    run(world, operator, seconds=120, until=lambda: phase(world) == "Suspended")
+    assert world.training.checkpoint == world.training.step
+
+
+def test_job_is_not_suspended_while_pods_are_there_that_the_cache_does_not_know(stepping):
+    world, operator = stepping()
+    world.leave_s = 10
+    behind = Operator(world)
+    behind.pods._pods.clear()
+    behind.pods.watch.follows = False
+    world.edit(suspend=True)
+    run(world, operator, seconds=120, until=lambda: world.job.status.stop.saved)
+    assert world.pods
+    behind.turn()
+    assert phase(world) == "Suspending"
+
+
 def test_released_pods_are_those_that_the_api_server_has_without_a_node():
     world = World(training__steps=400, pendingDeadlineSeconds=60)
     operator, behind = Operator(world), Operator(world)
