@@ -43,9 +43,9 @@ HOW = f"""
   every {CHILDREN_RESYNC_S / 60:.0f} minutes. An object of such a name that somebody else made is left alone,
   and an event says so.
 - Each running coordinator is asked for its progress every {POLL_S:.0f} s, and at once when a pod of the job
-  has changed. With one in the middle of a long step, whose last answers were the same, the question is left:
-  it answers when it has news, and is asked again after {PATIENCE_S[0]:.0f} to {PATIENCE_S[1]:.0f} s. One that
-  is gone is noticed within {GONE_S:.0f} s all the same, as the connection is pinged.
+  has changed. With one that takes steps the question is left: it answers when it has news, with numbers after
+  a minute, and where nothing changes at all after {PATIENCE_S[0]:.0f} to {PATIENCE_S[1]:.0f} s. One that is
+  gone is noticed within {GONE_S:.0f} s all the same, as the connection is pinged.
 - Once every {AUDIT_S:.0f} s the jobs are listed (by their metadata alone), so that nothing is missed where a
   watch has.
 - Several operators elect a leader by the Lease `{LEASE}` in the operator's namespace. The leader

@@ -22,6 +22,8 @@ Manifest = dict[str, Any]
 IN_FLIGHT = 24
 PAGE = 500
 _TIMEOUT = aiohttp.ClientTimeout(total=60.0)
+_BUSY = (429, 504)
+"""What a server says that has too much to do just now."""
 
 
 class ApiError(Exception):
@@ -133,8 +135,13 @@ async def until(
 ) -> float:
     """Wait until something holds; the time at which it was asked for the last time, answered."""
     deadline = time.monotonic() + within_s
-    while not await holds():
+    while True:
+        try:
+            if await holds():
+                return time.monotonic()
+        except ApiError as error:
+            if error.status not in _BUSY:
+                raise
         if time.monotonic() > deadline:
             raise TimeoutError(f"not {what} within {within_s:.0f} s")
         await asyncio.sleep(every_s)
-    return time.monotonic()

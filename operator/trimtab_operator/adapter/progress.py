@@ -1,18 +1,18 @@
 """What each job's coordinator says over gRPC, and what it is told: one channel a running coordinator.
 
     coordinator's pod runs --> link: once somebody listens there dial its IP over mTLS; ask every POLL_S
-    STILL_AFTER answers of one that takes steps are the same --> leave the next question with it, to be
-                                 answered once there is something new, for PATIENCE_S at most; then as before
+    it takes steps, and nobody is missing --> leave the next question with it, to be answered once there is
+                                 something new: numbers after NUMBERS_S, else within PATIENCE_S
     a pod of the job changed --> take back a question that was left there, and ask at once
     another pod, another address, a certificate that runs out --> a new channel
     the pod has ended --> the channel is closed, the last answer stays; the job is gone --> that goes too
 
 The times of the regular questions are spread evenly over POLL_S by the job's uid, so that a thousand jobs
-are a hundred questions a second and never a thousand at once. An answer that says nothing new but numbers
-wakes the queue twice a minute, as those are written once a minute; one that says nothing new at all, never. A
-coordinator that cannot be reached is no error of the operator: its last answer grows old, and `reconcile`
-sees how old. While a question is left with a coordinator its connection is pinged, so that one that is gone,
-or stands still as a process, is noticed within GONE_S.
+never are a thousand questions at once. An answer that says nothing new but numbers wakes the queue once a
+minute, as often as those are written; one that says nothing new at all, never. A coordinator that cannot be
+reached is no error of the operator: its last answer grows old, and `reconcile` sees how old. While a question
+is left with a coordinator its connection is pinged, so that one that is gone, or whose process stands still,
+is noticed within GONE_S.
 
 Runs on the operator's loop. grpc is known here alone.
 """
@@ -43,18 +43,19 @@ logger = logging.getLogger(__name__)
 
 POLL_S: Final = 10.0
 CALL_TIMEOUT_S: Final = 5.0
-STILL_AFTER: Final = 3
 PATIENCE_S: Final = (180.0, 300.0)
-"""For how long a question is left with a coordinator in the middle of a long step: a thousand of them cost
-next to nothing, and what is new is heard at once. Some time in between, so that they do not end together."""
+"""For how long a question is left with a coordinator that has nothing new to say, as in the middle of a long
+step: a thousand of them cost next to nothing. Some time in between, so that they do not end together."""
 PING_S: Final = 60.0
 PING_TIMEOUT_S: Final = 20.0
 GONE_S: Final = PING_S + PING_TIMEOUT_S
 """Until it is noticed that a coordinator is gone which a question was left with."""
 SOON_S: Final = 0.2
 """Pods change several at a time: one question is enough."""
-NUMBERS_S: Final = 30.0
-"""An answer that says nothing new but numbers wakes the queue this often."""
+NUMBERS_S: Final = 60.0
+"""An answer that says nothing new but numbers wakes the queue as often as those are written."""
+MARGIN_S: Final = 1.0
+"""Then they are due for sure when they come."""
 ANSWER_BYTES: Final = 1024 * 1024
 _OPTIONS: Final = (
     ("grpc.ssl_target_name_override", COORDINATOR),
@@ -198,8 +199,8 @@ class _Link:
         self._now = now
         self._told_last: Progress | None = None
         self._told_at = 0.0
-        self._num_same = 0
-        """Answers in a row that were like the one before, while steps were taken and nobody was missing."""
+        self._hurries = True
+        """Whether the next question is to be answered at once."""
         self._untold = False
         """Whether numbers have changed since the queue was last woken."""
         self._channel: grpc.aio.Channel | None = None
@@ -247,11 +248,13 @@ class _Link:
 
     async def _run(self) -> None:
         while True:
+            begun = self._clock()
             await self._ask()
+            waited = self._clock() - begun >= POLL_S
             try:
-                async with asyncio.timeout(self._pause_s()):
+                async with asyncio.timeout(0.0 if waited else self._pause_s()):
                     await self.wake.wait()
-                self._num_same = 0
+                self._hurries = True
                 await asyncio.sleep(SOON_S)
             except TimeoutError:
                 pass
@@ -268,21 +271,25 @@ class _Link:
             self._on_poll(grpc.StatusCode.UNAVAILABLE.name)
             return
         stub = await self._connected()
-        still = self._num_same >= STILL_AFTER and not self._untold
-        wait_s = random.uniform(*PATIENCE_S) if still else 0.0  # noqa: S311 -- spreads the questions
-        call = stub.GetStatus(
-            pb.GetStatusRequest(mark=self._mark, wait_s=wait_s), timeout=wait_s + CALL_TIMEOUT_S
-        )
+        wait_s = random.uniform(*PATIENCE_S) if self._may_wait() else 0.0  # noqa: S311 -- spreads the questions
+        request = pb.GetStatusRequest(mark=self._mark, wait_s=wait_s, numbers_s=NUMBERS_S + MARGIN_S)
+        call = stub.GetStatus(request, timeout=wait_s + CALL_TIMEOUT_S)
         try:
             answer = await self._leave(call) if wait_s else await call
         except grpc.aio.AioRpcError as error:
-            self._num_same = 0
+            self._hurries = True
             self._on_poll(error.code().name)
             logger.debug("the coordinator at %s: %s", self.address, _words(error))
             return
         if answer is not None:
+            self._hurries = False
             self._on_poll("OK")
             self._take(answer)
+
+    def _may_wait(self) -> bool:
+        """Whether the coordinator takes steps with everybody there: else it is asked often how it goes on."""
+        last = self._answer
+        return not self._hurries and last is not None and last.phase == Phase.RUNNING and not last.missing
 
     async def _leave(self, call: "_StatusCall") -> pb.JobStatus | None:
         """The answer, whenever it comes; None where the question was taken back: something has happened."""
@@ -307,8 +314,6 @@ class _Link:
         if news != self._told_last or (self._untold and at - self._told_at >= NUMBERS_S):
             self._told_last, self._told_at, self._untold = news, at, False
             self._told()
-        quiet = same and latest.phase == Phase.RUNNING and not latest.missing
-        self._num_same = self._num_same + 1 if quiet else 0
 
     async def _listens(self) -> bool:
         """Whether anybody listens there yet: a channel that only tries costs much more to find that out."""

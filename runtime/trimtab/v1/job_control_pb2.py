@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from trimtab.v1 import control_pb2 as trimtab_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctrimtab/v1/job_control.proto\x12\ntrimtab.v1\x1a\x18trimtab/v1/control.proto\"J\n\tCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"a\n\nRoleStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65sired\x18\x02 \x01(\r\x12\r\n\x05ready\x18\x03 \x01(\r\x12\x10\n\x08restarts\x18\x04 \x01(\r\x12\x13\n\x0bmin_desired\x18\x05 \x01(\r\"F\n\x0eRestartRequest\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.trimtab.v1.WorkerId\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb3\x04\n\tJobStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x19\n\x11training_identity\x18\x03 \x01(\t\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x10\n\x08\x61\x63tivity\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x07 \x01(\x03\x12\r\n\x05\x65poch\x18\x08 \x01(\x01\x12\x14\n\x0cseconds_left\x18\t \x01(\x01\x12\x33\n\x07metrics\x18\n \x03(\x0b\x32\".trimtab.v1.JobStatus.MetricsEntry\x12)\n\nconditions\x18\x0b \x03(\x0b\x32\x15.trimtab.v1.Condition\x12%\n\x05roles\x18\x0c \x03(\x0b\x32\x16.trimtab.v1.RoleStatus\x12\x34\n\x10restart_requests\x18\r \x03(\x0b\x32\x1a.trimtab.v1.RestartRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x0e \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x0f \x01(\x03\x12\x10\n\x08warnings\x18\x10 \x03(\t\x12\x0e\n\x06reason\x18\x11 \x01(\t\x12\x0f\n\x07message\x18\x12 \x01(\t\x12\x12\n\nnot_finite\x18\x13 \x03(\t\x12\x0f\n\x07missing\x18\x14 \x03(\t\x12\x0c\n\x04mark\x18\x15 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"0\n\x10GetStatusRequest\x12\x0c\n\x04mark\x18\x01 \x01(\t\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"\x0e\n\x0cWatchRequest\"&\n\x11\x43heckpointRequest\x12\x11\n\ttimeout_s\x18\x01 \x01(\x01\"0\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\xb6\x01\n\x14UpdateRolloutRequest\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12 \n\x13max_response_tokens\x18\x04 \x01(\rH\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x16\n\x14_max_response_tokens\"/\n\x15UpdateRolloutResponse\x12\x16\n\x0e\x65\x66\x66\x65\x63tive_step\x18\x01 \x01(\x03\".\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"\x0e\n\x0cStopResponse\"}\n\rResizeRequest\x12\x18\n\x10rollout_replicas\x18\x01 \x01(\r\x12\x1c\n\x14min_rollout_replicas\x18\x02 \x01(\r\x12\x17\n\x0freward_replicas\x18\x03 \x01(\r\x12\x1b\n\x13min_reward_replicas\x18\x04 \x01(\r\"\x10\n\x0eResizeResponse2\xa9\x03\n\nJobControl\x12@\n\tGetStatus\x12\x1c.trimtab.v1.GetStatusRequest\x1a\x15.trimtab.v1.JobStatus\x12:\n\x05Watch\x12\x18.trimtab.v1.WatchRequest\x1a\x15.trimtab.v1.JobStatus0\x01\x12K\n\nCheckpoint\x12\x1d.trimtab.v1.CheckpointRequest\x1a\x1e.trimtab.v1.CheckpointResponse\x12T\n\rUpdateRollout\x12 .trimtab.v1.UpdateRolloutRequest\x1a!.trimtab.v1.UpdateRolloutResponse\x12\x39\n\x04Stop\x12\x17.trimtab.v1.StopRequest\x1a\x18.trimtab.v1.StopResponse\x12?\n\x06Resize\x12\x19.trimtab.v1.ResizeRequest\x1a\x1a.trimtab.v1.ResizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctrimtab/v1/job_control.proto\x12\ntrimtab.v1\x1a\x18trimtab/v1/control.proto\"J\n\tCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"a\n\nRoleStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65sired\x18\x02 \x01(\r\x12\r\n\x05ready\x18\x03 \x01(\r\x12\x10\n\x08restarts\x18\x04 \x01(\r\x12\x13\n\x0bmin_desired\x18\x05 \x01(\r\"F\n\x0eRestartRequest\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.trimtab.v1.WorkerId\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb3\x04\n\tJobStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x19\n\x11training_identity\x18\x03 \x01(\t\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x10\n\x08\x61\x63tivity\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x07 \x01(\x03\x12\r\n\x05\x65poch\x18\x08 \x01(\x01\x12\x14\n\x0cseconds_left\x18\t \x01(\x01\x12\x33\n\x07metrics\x18\n \x03(\x0b\x32\".trimtab.v1.JobStatus.MetricsEntry\x12)\n\nconditions\x18\x0b \x03(\x0b\x32\x15.trimtab.v1.Condition\x12%\n\x05roles\x18\x0c \x03(\x0b\x32\x16.trimtab.v1.RoleStatus\x12\x34\n\x10restart_requests\x18\r \x03(\x0b\x32\x1a.trimtab.v1.RestartRequest\x12\x17\n\x0f\x63heckpoint_path\x18\x0e \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x0f \x01(\x03\x12\x10\n\x08warnings\x18\x10 \x03(\t\x12\x0e\n\x06reason\x18\x11 \x01(\t\x12\x0f\n\x07message\x18\x12 \x01(\t\x12\x12\n\nnot_finite\x18\x13 \x03(\t\x12\x0f\n\x07missing\x18\x14 \x03(\t\x12\x0c\n\x04mark\x18\x15 \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"C\n\x10GetStatusRequest\x12\x0c\n\x04mark\x18\x01 \x01(\t\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\x12\x11\n\tnumbers_s\x18\x03 \x01(\x01\"\x0e\n\x0cWatchRequest\"&\n\x11\x43heckpointRequest\x12\x11\n\ttimeout_s\x18\x01 \x01(\x01\"0\n\x12\x43heckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\xb6\x01\n\x14UpdateRolloutRequest\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12 \n\x13max_response_tokens\x18\x04 \x01(\rH\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x16\n\x14_max_response_tokens\"/\n\x15UpdateRolloutResponse\x12\x16\n\x0e\x65\x66\x66\x65\x63tive_step\x18\x01 \x01(\x03\".\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"\x0e\n\x0cStopResponse\"}\n\rResizeRequest\x12\x18\n\x10rollout_replicas\x18\x01 \x01(\r\x12\x1c\n\x14min_rollout_replicas\x18\x02 \x01(\r\x12\x17\n\x0freward_replicas\x18\x03 \x01(\r\x12\x1b\n\x13min_reward_replicas\x18\x04 \x01(\r\"\x10\n\x0eResizeResponse2\xa9\x03\n\nJobControl\x12@\n\tGetStatus\x12\x1c.trimtab.v1.GetStatusRequest\x1a\x15.trimtab.v1.JobStatus\x12:\n\x05Watch\x12\x18.trimtab.v1.WatchRequest\x1a\x15.trimtab.v1.JobStatus0\x01\x12K\n\nCheckpoint\x12\x1d.trimtab.v1.CheckpointRequest\x1a\x1e.trimtab.v1.CheckpointResponse\x12T\n\rUpdateRollout\x12 .trimtab.v1.UpdateRolloutRequest\x1a!.trimtab.v1.UpdateRolloutResponse\x12\x39\n\x04Stop\x12\x17.trimtab.v1.StopRequest\x1a\x18.trimtab.v1.StopResponse\x12?\n\x06Resize\x12\x19.trimtab.v1.ResizeRequest\x1a\x1a.trimtab.v1.ResizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,25 +45,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBSTATUS_METRICSENTRY']._serialized_start=835
   _globals['_JOBSTATUS_METRICSENTRY']._serialized_end=881
   _globals['_GETSTATUSREQUEST']._serialized_start=883
-  _globals['_GETSTATUSREQUEST']._serialized_end=931
-  _globals['_WATCHREQUEST']._serialized_start=933
-  _globals['_WATCHREQUEST']._serialized_end=947
-  _globals['_CHECKPOINTREQUEST']._serialized_start=949
-  _globals['_CHECKPOINTREQUEST']._serialized_end=987
-  _globals['_CHECKPOINTRESPONSE']._serialized_start=989
-  _globals['_CHECKPOINTRESPONSE']._serialized_end=1037
-  _globals['_UPDATEROLLOUTREQUEST']._serialized_start=1040
-  _globals['_UPDATEROLLOUTREQUEST']._serialized_end=1222
-  _globals['_UPDATEROLLOUTRESPONSE']._serialized_start=1224
-  _globals['_UPDATEROLLOUTRESPONSE']._serialized_end=1271
-  _globals['_STOPREQUEST']._serialized_start=1273
-  _globals['_STOPREQUEST']._serialized_end=1319
-  _globals['_STOPRESPONSE']._serialized_start=1321
-  _globals['_STOPRESPONSE']._serialized_end=1335
-  _globals['_RESIZEREQUEST']._serialized_start=1337
-  _globals['_RESIZEREQUEST']._serialized_end=1462
-  _globals['_RESIZERESPONSE']._serialized_start=1464
-  _globals['_RESIZERESPONSE']._serialized_end=1480
-  _globals['_JOBCONTROL']._serialized_start=1483
-  _globals['_JOBCONTROL']._serialized_end=1908
+  _globals['_GETSTATUSREQUEST']._serialized_end=950
+  _globals['_WATCHREQUEST']._serialized_start=952
+  _globals['_WATCHREQUEST']._serialized_end=966
+  _globals['_CHECKPOINTREQUEST']._serialized_start=968
+  _globals['_CHECKPOINTREQUEST']._serialized_end=1006
+  _globals['_CHECKPOINTRESPONSE']._serialized_start=1008
+  _globals['_CHECKPOINTRESPONSE']._serialized_end=1056
+  _globals['_UPDATEROLLOUTREQUEST']._serialized_start=1059
+  _globals['_UPDATEROLLOUTREQUEST']._serialized_end=1241
+  _globals['_UPDATEROLLOUTRESPONSE']._serialized_start=1243
+  _globals['_UPDATEROLLOUTRESPONSE']._serialized_end=1290
+  _globals['_STOPREQUEST']._serialized_start=1292
+  _globals['_STOPREQUEST']._serialized_end=1338
+  _globals['_STOPRESPONSE']._serialized_start=1340
+  _globals['_STOPRESPONSE']._serialized_end=1354
+  _globals['_RESIZEREQUEST']._serialized_start=1356
+  _globals['_RESIZEREQUEST']._serialized_end=1481
+  _globals['_RESIZERESPONSE']._serialized_start=1483
+  _globals['_RESIZERESPONSE']._serialized_end=1499
+  _globals['_JOBCONTROL']._serialized_start=1502
+  _globals['_JOBCONTROL']._serialized_end=1927
 # @@protoc_insertion_point(module_scope)

@@ -95,12 +95,14 @@ class JobStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., attempt: _Optional[int] = ..., training_identity: _Optional[str] = ..., phase: _Optional[str] = ..., activity: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[float] = ..., seconds_left: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[RoleStatus, _Mapping]]] = ..., restart_requests: _Optional[_Iterable[_Union[RestartRequest, _Mapping]]] = ..., checkpoint_path: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., not_finite: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., mark: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ("mark", "wait_s")
+    __slots__ = ("mark", "wait_s", "numbers_s")
     MARK_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_S_FIELD_NUMBER: _ClassVar[int]
     mark: str
     wait_s: float
-    def __init__(self, mark: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    numbers_s: float
+    def __init__(self, mark: _Optional[str] = ..., wait_s: _Optional[float] = ..., numbers_s: _Optional[float] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ()

@@ -25,6 +25,15 @@ NEWS_INTERVAL_S: Final = 1.0
 """Between two looks for something new, while a question waits for it."""
 MAX_WAIT_S: Final = 600.0
 """A question is not held longer than this."""
+_NUMBERS: Final = (
+    "activity",
+    "step",
+    "epoch",
+    "seconds_left",
+    "metrics",
+    "checkpoint_path",
+    "checkpoint_step",
+)
 
 
 class JobControlHandler(Protocol):
@@ -69,13 +78,14 @@ class JobControlServicer(jc_grpc.JobControlServicer):
     async def GetStatus(self, request: jc.GetStatusRequest, context: Any) -> jc.JobStatus:  # noqa: N802
         """See the proto."""
         await self._peers.require_control(context, "GetStatus")
-        until = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
+        begun = time.monotonic()
         while True:
             status = await self._handler.get_status()
-            status.ClearField("mark")
             status.mark = _mark(status)
-            left_s = until - time.monotonic()
-            if status.mark != request.mark or not left_s > 0:  # not a number: at once
+            past_s = time.monotonic() - begun
+            left_s = min(request.wait_s, MAX_WAIT_S) - past_s
+            numbers_too = not past_s < request.numbers_s
+            if not left_s > 0 or _has_news(status.mark, request.mark, numbers_too=numbers_too):
                 return status
             await asyncio.sleep(min(NEWS_INTERVAL_S, left_s))
 
@@ -121,7 +131,23 @@ class JobControlServicer(jc_grpc.JobControlServicer):
 
 
 def _mark(status: jc.JobStatus) -> str:
+    """Two digests: of everything, and of what does not change with every step."""
+    everything, news = jc.JobStatus(), jc.JobStatus()
+    everything.CopyFrom(status)
+    everything.ClearField("mark")
+    news.CopyFrom(everything)
+    for name in _NUMBERS:
+        news.ClearField(name)
+    news.step = min(status.step, 1)  # the first one is news
+    return f"{_digest(everything)}-{_digest(news)}"
+
+
+def _digest(status: jc.JobStatus) -> str:
     return hashlib.blake2b(status.SerializeToString(deterministic=True), digest_size=8).hexdigest()
+
+
+def _has_news(mark: str, seen: str, *, numbers_too: bool) -> bool:
+    return mark.rpartition("-")[2] != seen.rpartition("-")[2] or (numbers_too and mark != seen)
 
 
 async def _abort(context: Any, error: TrimtabError) -> NoReturn:

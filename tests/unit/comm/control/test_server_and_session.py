@@ -19,6 +19,7 @@ from trimtab.comm.control import (
     RefusedError,
     WorkerKey,
     WorkerSession,
+    job_control,
 )
 from trimtab.errors import DeadlineError, ExitCode, UserError, WorkerLostError
 from trimtab.v1 import control_pb2 as pb
@@ -35,9 +36,10 @@ class IdleJob:
     def __init__(self) -> None:
         self.stops: list[jc.StopRequest] = []
         self.step = 3
+        self.phase = "Running"
 
     async def get_status(self) -> jc.JobStatus:
-        return jc.JobStatus(name="idle", step=self.step)
+        return jc.JobStatus(name="idle", step=self.step, phase=self.phase)
 
     async def watch(self) -> AsyncIterator[jc.JobStatus]:
         for step in range(3):
@@ -483,8 +485,17 @@ async def test_question_for_news_is_answered_when_there_is_some_or_its_time_is_o
         coordinator.job.step = 4
         news = await waiting
         assert (news.step, news.mark == first.mark) == (4, False)
-
         assert (await stub.GetStatus(question, timeout=20.0)).step == 4, "it is not what the asker has seen"
+
+        patient = jc.GetStatusRequest(mark=news.mark, wait_s=30.0, numbers_s=25.0)
+        waiting = asyncio.ensure_future(stub.GetStatus(patient, timeout=20.0))
+        coordinator.job.step = 5
+        await asyncio.sleep(2 * job_control.NEWS_INTERVAL_S)
+        assert not waiting.done(), "numbers can wait"
+        coordinator.job.phase = "Recovering"
+        news = await waiting
+        assert (news.step, news.phase) == (5, "Recovering")
+
         same = await stub.GetStatus(jc.GetStatusRequest(mark=news.mark, wait_s=0.05), timeout=20.0)
         assert same == news
         for senseless in (math.nan, -1.0):

@@ -198,48 +198,75 @@ async def test_questions_follow_one_another_at_their_interval(links, coordinator
 
 
 @pytest.fixture
-async def still(links, coordinator, changed, monkeypatch) -> FakeCoordinator:
-    """A coordinator in the middle of a long step: a question is left with it."""
+async def stepping(links, coordinator, changed, monkeypatch) -> FakeCoordinator:
+    """A coordinator that takes steps: a question is left with it."""
     monkeypatch.setattr(module, "POLL_S", 0.05)
-    monkeypatch.setattr(module, "NUMBERS_S", 0.0)
     monkeypatch.setattr(job_control, "NEWS_INTERVAL_S", 0.05)
     peer = await coordinator()
     peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
     links.follow("uid-1", pod(peer.address), credentials)
-    await _until(lambda: peer.asked == 2 + module.STILL_AFTER)
+    await _until(lambda: peer.asked == 2)
     shortest_s, longest_s = module.PATIENCE_S
-    assert peer.waits[:-1] == [0.0] * (1 + module.STILL_AFTER)
-    assert shortest_s <= peer.waits[-1] <= longest_s
+    assert peer.waits[0] == 0.0
+    assert shortest_s <= peer.waits[1] <= longest_s
     return peer
 
 
-async def test_question_is_left_with_a_coordinator_that_says_the_same(still, changed) -> None:
+async def test_question_is_left_with_a_coordinator_that_takes_steps(stepping, links, changed) -> None:
+    stepping.status.step = 8
     await asyncio.sleep(0.4)
-    assert still.asked == 2 + module.STILL_AFTER
-    assert changed == ["uid-1"], "the same answer is no news"
+    assert stepping.asked == 2
+    assert links.latest("uid-1").step == 7
+    assert changed == ["uid-1"]
 
 
-async def test_news_of_a_coordinator_that_was_still_are_heard_at_once(still, links, changed) -> None:
-    still.status.restart_requests.append(
+async def test_numbers_of_a_coordinator_come_once_a_minute(links, coordinator, changed, monkeypatch) -> None:
+    monkeypatch.setattr(module, "NUMBERS_S", 0.5)
+    monkeypatch.setattr(module, "MARGIN_S", 0.1)
+    monkeypatch.setattr(module, "POLL_S", 0.05)
+    monkeypatch.setattr(job_control, "NEWS_INTERVAL_S", 0.01)
+    peer = await coordinator()
+    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
+    links.follow("uid-1", pod(peer.address), credentials)
+    await _until(lambda: peer.asked == 2)
+    begun = time.monotonic()
+    while time.monotonic() < begun + 2.0:
+        peer.status.step += 1
+        await asyncio.sleep(0.01)
+    assert 3 <= peer.asked <= 6
+    assert len(changed) == peer.asked - 1, "each answer is of use"
+    assert links.latest("uid-1").step > 8
+
+
+async def test_news_of_a_coordinator_are_heard_at_once(stepping, links, changed) -> None:
+    stepping.status.restart_requests.append(
         pb.RestartRequest(worker=WorkerId(role="rollout", replica=1, incarnation=4), reason="hangs")
     )
     await _until(lambda: len(changed) == 2)
     assert links.latest("uid-1").restart_wishes
-    await _until(lambda: still.asked > 2 + module.STILL_AFTER)
-    assert still.waits[2 + module.STILL_AFTER] == 0.0, "it is asked as others are"
+    await _until(lambda: stepping.asked == 3)
+    assert stepping.waits[2] > 0
 
 
-async def test_question_that_was_left_is_taken_back_when_something_happens(still, links) -> None:
+@pytest.mark.parametrize("how", [{"phase": "Stopping"}, {"missing": ["rollout-1/rank-0"]}])
+async def test_coordinator_that_takes_no_steps_is_asked_often(stepping, how) -> None:
+    stepping.status.MergeFrom(pb.JobStatus(**how))
+    await _until(lambda: stepping.asked >= 6)
+    assert set(stepping.waits[2:]) == {0.0}
+
+
+async def test_question_that_was_left_is_taken_back_when_something_happens(stepping, links) -> None:
     links.ask_soon("uid-1")
-    await _until(lambda: still.asked == 3 + 2 * module.STILL_AFTER)
-    assert still.waits[2 + module.STILL_AFTER : -1] == [0.0] * module.STILL_AFTER
+    await _until(lambda: stepping.asked == 4)
+    assert stepping.waits[2] == 0.0
+    assert stepping.waits[3] > 0
 
 
-async def test_certificate_that_runs_out_takes_back_a_question_that_was_left(still, links, codes) -> None:
+async def test_certificate_that_runs_out_takes_back_a_question_that_was_left(stepping, links, codes) -> None:
     links._links["uid-1"]._valid_until = datetime.now(UTC)
     async with asyncio.timeout(module.CALL_TIMEOUT_S / 2):
         await links.stop("uid-1", reason="suspended", grace_s=30)
-    await _until(lambda: still.asked > 2 + module.STILL_AFTER)
+    await _until(lambda: stepping.asked > 2)
     assert set(codes) == {"OK"}
 
 
@@ -263,7 +290,6 @@ async def test_coordinator_with_a_question_counts_as_heard_until_its_connection_
 ) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.05)
     monkeypatch.setattr(module, "GONE_S", 2.0)
-    monkeypatch.setattr(module, "NUMBERS_S", 0.0)
     pings = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     options = dict(module._OPTIONS) | dict.fromkeys(pings, 1000)
     monkeypatch.setattr(module, "_OPTIONS", tuple(options.items()))
@@ -271,7 +297,7 @@ async def test_coordinator_with_a_question_counts_as_heard_until_its_connection_
     peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
     async with _relay(next(addresses), peer.address) as (address, stand_still):
         links.follow("uid-1", pod(address), credentials)
-        await _until(lambda: peer.asked == 2 + module.STILL_AFTER)
+        await _until(lambda: peer.asked == 2)
         answered = links.latest("uid-1").received
         await _until(lambda: links.latest("uid-1").heard > answered + timedelta(seconds=1))
         assert links.latest("uid-1").received == answered
@@ -280,7 +306,7 @@ async def test_coordinator_with_a_question_counts_as_heard_until_its_connection_
         at = datetime.now(UTC)
         await _until(lambda: codes[-1] == "UNAVAILABLE")
         assert links.latest("uid-1").heard <= at
-    assert peer.asked == 2 + module.STILL_AFTER
+    assert peer.asked == 2
 
 
 @asynccontextmanager
