@@ -1,8 +1,8 @@
 """One look at one job: observe, decide, write, act. The queue's handler.
 
     look (caches, a read where something is not known) -> reconcile (pure) -> status PUT -> actions, events
-      ^-- the job's pods listed, to be sure of them --|              |-- conflict: read the job, decide again
-                                                                     |-- the job is gone: forget it
+      ^-- the job's pods listed and its coordinator asked, --|              |-- conflict: read, decide again
+          to be sure of what cannot be taken back                           |-- the job is gone: forget it
 
 Comes back by itself when `reconcile` asks for it, at the latest after RESYNC_S, whatever happens.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from trimtab.api.conditions import Reason
+from trimtab.api.conditions import Phase, Reason
 from trimtab.errors import TrimtabError
 from trimtab_operator.adapter.apply import Hands, Outcome
 from trimtab_operator.adapter.events import EventSink
@@ -82,8 +82,9 @@ class Controller:
         observed = await self._observer.look(job)
         decided_at = boot_clock()
         decision = reconcile(observed, self._now())
-        if decision.list_pods:
+        if decision.list_pods or _weighs(job, decision):
             await self._observer.list_pods(job)
+            await self._coordinators.ask_now(job.uid)
             observed = await self._observer.look(job, pods_listed=True)
             decided_at = boot_clock()
             decision = reconcile(observed, self._now())
@@ -136,3 +137,9 @@ class Controller:
         self._coordinators.drop(uid)
         self._events.forget(uid)
         self._memories.forget(uid)
+
+
+def _weighs(job: Job, decision: Decision) -> bool:
+    """Whether a restart is counted, or the job given up: that depends on how far it has come by now."""
+    before, after = job.status, decision.status
+    return after.restarts > before.restarts or (after.phase == Phase.FAILED) > (before.phase == Phase.FAILED)

@@ -18,6 +18,7 @@ Runs on the operator's loop. grpc is known here alone.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import random
@@ -50,6 +51,8 @@ PING_S: Final = 60.0
 PING_TIMEOUT_S: Final = 20.0
 GONE_S: Final = PING_S + PING_TIMEOUT_S
 """Until it is noticed that a coordinator is gone which a question was left with."""
+NOW_S: Final = 2.0
+"""How long a decision waits for the newest numbers."""
 SOON_S: Final = 0.2
 """Pods change several at a time: one question is enough."""
 NUMBERS_S: Final = 60.0
@@ -135,6 +138,12 @@ class Coordinators:
         if link is not None:
             link.wake.set()
 
+    async def ask_now(self, uid: str) -> None:
+        """Have the coordinator asked, and wait until it has answered or cannot: NOW_S at most."""
+        link = self._links.get(uid)
+        if link is not None:
+            await link.ask_now()
+
     async def stop(self, uid: str, *, reason: str, grace_s: float) -> None:
         """JobControl.Stop; CoordinatorError where it was not heard."""
         await self._link(uid).tell(lambda stub: stub.Stop(pb.StopRequest(reason=reason, grace_s=grace_s)))
@@ -201,6 +210,8 @@ class _Link:
         self._told_at = 0.0
         self._hurries = True
         """Whether the next question is to be answered at once."""
+        self._asked = asyncio.Event()
+        """A question was answered, or cannot be."""
         self._untold = False
         """Whether numbers have changed since the queue was last woken."""
         self._channel: grpc.aio.Channel | None = None
@@ -232,6 +243,16 @@ class _Link:
         """Wait until `close` has done its work."""
         waiting = [task for task in (self._task, self._closing) if task is not None]
         await asyncio.wait(waiting, timeout=CALL_TIMEOUT_S)
+
+    async def ask_now(self) -> None:
+        """Wait for an answer to a question that is asked from now on, or until there can be none."""
+        if self._closing is not None:
+            return
+        self._asked.clear()
+        self.wake.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(NOW_S):
+                await self._asked.wait()
 
     async def tell(
         self, send: "Callable[[rpc.JobControlStub], grpc.aio.UnaryUnaryCall[object, object]]"
@@ -269,6 +290,7 @@ class _Link:
     async def _ask(self) -> None:
         if self._stub is None and not await self._listens():
             self._on_poll(grpc.StatusCode.UNAVAILABLE.name)
+            self._asked.set()
             return
         stub = await self._connected()
         wait_s = random.uniform(*PATIENCE_S) if self._may_wait() else 0.0  # noqa: S311 -- spreads the questions
@@ -278,6 +300,7 @@ class _Link:
             answer = await self._leave(call) if wait_s else await call
         except grpc.aio.AioRpcError as error:
             self._hurries = True
+            self._asked.set()
             self._on_poll(error.code().name)
             logger.debug("the coordinator at %s: %s", self.address, _words(error))
             return
@@ -285,6 +308,7 @@ class _Link:
             self._hurries = False
             self._on_poll("OK")
             self._take(answer)
+            self._asked.set()
 
     def _may_wait(self) -> bool:
         """Whether the coordinator takes steps with everybody there: else it is asked often how it goes on."""

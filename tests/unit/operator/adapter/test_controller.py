@@ -1,6 +1,7 @@
 """Whole looks at a job: what is seen, decided, written and done, against a peer that keeps objects."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from trimtab_operator.adapter.progress import Coordinators
 from trimtab_operator.adapter.queue import RetryError
 from trimtab_operator.certs import JobCredentials, MasterKey
 from trimtab_operator.model.actions import Event
-from trimtab_operator.model.observed import Job
+from trimtab_operator.model.observed import Job, Progress
 
 
 class Heard:
@@ -78,6 +79,25 @@ async def controller(connect: Connect, world: World, heard: Heard, jobs: JobCach
     )
 
 
+class Numbers:
+    """Coordinators that say how far they have come when they are asked."""
+
+    def __init__(self) -> None:
+        self.attempt = self.step = self.said = 0
+
+    async def ask_now(self, uid: str) -> None:
+        self.said = self.step
+
+    def latest(self, uid: str) -> Progress:
+        return Progress(attempt=self.attempt, phase="Running", step=self.said, received=datetime.now(UTC))
+
+    def follow(self, *_: object) -> None:
+        pass
+
+    def drop(self, uid: str) -> None:
+        pass
+
+
 JOB_PATH = "/apis/trimtab.dev/v1alpha1/namespaces/ns/rltrainingjobs/job"
 
 
@@ -110,6 +130,40 @@ async def test_object_of_somebody_else_is_told_to_the_jobs_people(controller, su
     (told,) = [event for event in heard.events if event.reason == "ObjectNotMade"]
     assert told.type == "Warning"
     assert "PersistentVolumeClaim job-run which is not the job's" in told.message
+
+
+async def test_restart_is_counted_by_how_far_the_job_has_come_by_now(
+    controller, submit, jobs, world, monkeypatch
+) -> None:
+    numbers = Numbers()
+    monkeypatch.setattr(controller, "_coordinators", numbers)
+    monkeypatch.setattr(controller._observer, "_coordinators", numbers)
+    submit(failurePolicy={"maxRestarts": 1})
+    await controller.look("uid-1")
+    numbers.attempt = jobs.get("uid-1").status.attempt
+    pods = {path: raw for path, raw in world.objects.items() if "/pods/" in path}
+
+    def now(role: str, **status: Any) -> None:
+        for path, raw in pods.items():
+            if raw["metadata"]["labels"]["trimtab.dev/role"] == role:
+                controller._observer._pods.put(world.put(path, raw | {"status": status}))
+
+    for role in ("coordinator", "actor", "rollout", "reward"):
+        now(role, phase="Running", podIP="127.0.0.1")
+    await controller.look("uid-1")
+    crashed = {"name": "trimtab", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+    numbers.step = 4
+    now("rollout", phase="Failed", containerStatuses=[crashed])
+    await controller.look("uid-1")
+    budget = jobs.get("uid-1").status.budget
+    assert (budget.used, budget.at_step) == (1, 4), "not what it said a minute ago"
+
+    numbers.step = 6
+    now("reward", phase="Failed", containerStatuses=[crashed])
+    await controller.look("uid-1")
+    status = jobs.get("uid-1").status
+    assert status.phase != "Failed", status.message
+    assert (status.budget.used, status.budget.at_step) == (1, 6)
 
 
 UNKNOWN = {"kind": "Status", "code": 400, "reason": "BadRequest", "message": 'unknown field "spec.tolerate"'}

@@ -262,6 +262,27 @@ async def test_question_that_was_left_is_taken_back_when_something_happens(stepp
     assert stepping.waits[3] > 0
 
 
+async def test_decision_gets_the_numbers_of_now(stepping, links) -> None:
+    stepping.status.step = 9
+    await links.ask_now("uid-1")
+    assert links.latest("uid-1").step == 9
+
+
+async def test_decision_waits_a_little_for_a_coordinator_that_does_not_answer(
+    stepping, links, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "NOW_S", 0.2)
+    stepping.gate.clear()
+    async with asyncio.timeout(2):
+        await links.ask_now("uid-1")
+        await links.ask_now("nobody")
+    assert links.latest("uid-1").step == 7
+    stepping.gate.set()
+    links.rest("uid-1")
+    async with asyncio.timeout(0.1):
+        await links.ask_now("uid-1")
+
+
 async def test_certificate_that_runs_out_takes_back_a_question_that_was_left(stepping, links, codes) -> None:
     links._links["uid-1"]._valid_until = datetime.now(UTC)
     async with asyncio.timeout(module.CALL_TIMEOUT_S / 2):
@@ -312,26 +333,37 @@ async def test_coordinator_with_a_question_counts_as_heard_until_its_connection_
 @asynccontextmanager
 async def _relay(address: str, to: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
     """Passes bytes on until it is told to stand still, as a machine does that was cut off."""
-    stand_still, writers = asyncio.Event(), []
+    stand_still, serving = asyncio.Event(), set()
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
         while data := await reader.read(65536):
             if not stand_still.is_set():
                 writer.write(data)
+        writer.transport.abort()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(to, CONTROL_PORT)
-        with contextlib.suppress(ConnectionError):
+        serving.add(asyncio.current_task())
+        writers = [writer]
+        try:
+            there, back = await asyncio.open_connection(to, CONTROL_PORT)
+            writers.append(back)
             await asyncio.gather(pump(reader, back), pump(there, writer))
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            for each in writers:
+                each.transport.abort()
+                with contextlib.suppress(ConnectionError):
+                    await each.wait_closed()
 
     server = await asyncio.start_server(serve, address, CONTROL_PORT)
     try:
         yield address, stand_still
     finally:
         server.close()
-        for writer in writers:
-            writer.transport.abort()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
 
 async def test_stop_and_resize_are_heard(links, coordinator) -> None:
