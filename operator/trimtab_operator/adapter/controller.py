@@ -142,4 +142,5 @@ class Controller:
 def _weighs(job: Job, decision: Decision) -> bool:
     """Whether a restart is counted, or the job given up: that depends on how far it has come by now."""
     before, after = job.status, decision.status
-    return after.restarts > before.restarts or (after.phase == Phase.FAILED) > (before.phase == Phase.FAILED)
+    gives_up = after.phase == Phase.FAILED and before.phase != Phase.FAILED
+    return gives_up or after.restarts > before.restarts

@@ -225,13 +225,13 @@ class _Link:
         """The last answer, and until when the coordinator is known to have been there since."""
         if self._answer is None:
             return None
-        self._note_there()
-        return replace(self._answer, surely_there=self._surely_there)
+        return replace(self._answer, surely_there=self._there())
 
-    def _note_there(self) -> None:
+    def _there(self) -> datetime | None:
         """A question that is left with a coordinator fails within GONE_S after that is gone."""
-        if self._left_at is not None:
-            self._surely_there = max(self._left_at, self._now() - timedelta(seconds=GONE_S))
+        if self._left_at is None:
+            return self._surely_there
+        return max(self._left_at, self._now() - timedelta(seconds=GONE_S))
 
     def close(self) -> None:
         """End the task and the channel, in the background."""
@@ -272,14 +272,13 @@ class _Link:
             begun = self._clock()
             await self._ask()
             waited = self._clock() - begun >= POLL_S
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.0 if waited else self._pause_s()):
                     await self.wake.wait()
+            if self.wake.is_set():
                 self._hurries = True
                 await asyncio.sleep(SOON_S)
-            except TimeoutError:
-                pass
-            self.wake.clear()
+                self.wake.clear()
 
     def _pause_s(self) -> float:
         """Until this job's turn within the next interval, give or take a little."""
@@ -323,8 +322,7 @@ class _Link:
             await asyncio.wait({answered, woken}, return_when=asyncio.FIRST_COMPLETED)
             return answered.result() if answered.done() else None
         finally:
-            self._note_there()
-            self._left_at = None
+            self._surely_there, self._left_at = self._there(), None
             for task in (answered, woken):
                 task.cancel()
             await asyncio.gather(answered, woken, return_exceptions=True)

@@ -34,6 +34,7 @@ _NUMBERS: Final = (
     "checkpoint_path",
     "checkpoint_step",
 )
+"""Fields of a JobStatus that change with every step: no news by themselves."""
 
 
 class JobControlHandler(Protocol):

@@ -197,14 +197,22 @@ async def test_questions_follow_one_another_at_their_interval(links, coordinator
     await _until(lambda: peer.asked >= 4)
 
 
+async def _running(
+    links: Coordinators, coordinator: Callable[..., Awaitable[FakeCoordinator]]
+) -> FakeCoordinator:
+    """One that takes steps and is followed."""
+    peer = await coordinator()
+    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
+    links.follow("uid-1", pod(peer.address), credentials)
+    return peer
+
+
 @pytest.fixture
 async def stepping(links, coordinator, changed, monkeypatch) -> FakeCoordinator:
     """A coordinator that takes steps: a question is left with it."""
     monkeypatch.setattr(module, "POLL_S", 0.05)
     monkeypatch.setattr(job_control, "NEWS_INTERVAL_S", 0.05)
-    peer = await coordinator()
-    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
-    links.follow("uid-1", pod(peer.address), credentials)
+    peer = await _running(links, coordinator)
     await _until(lambda: peer.asked == 2)
     shortest_s, longest_s = module.PATIENCE_S
     assert peer.waits[0] == 0.0
@@ -225,9 +233,7 @@ async def test_numbers_of_a_coordinator_come_once_a_minute(links, coordinator, c
     monkeypatch.setattr(module, "MARGIN_S", 0.1)
     monkeypatch.setattr(module, "POLL_S", 0.05)
     monkeypatch.setattr(job_control, "NEWS_INTERVAL_S", 0.01)
-    peer = await coordinator()
-    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
-    links.follow("uid-1", pod(peer.address), credentials)
+    peer = await _running(links, coordinator)
     await _until(lambda: peer.asked == 2)
     begun = time.monotonic()
     while time.monotonic() < begun + 2.0:
@@ -297,9 +303,7 @@ async def test_coordinator_that_waits_for_nothing_is_asked_at_the_usual_interval
     """One of a version that does not know of waiting."""
     monkeypatch.setattr(module, "POLL_S", 0.05)
     monkeypatch.setattr(job_control, "MAX_WAIT_S", 0.0)
-    peer = await coordinator()
-    peer.status = pb.JobStatus(attempt=5001, phase="Running", step=7)
-    links.follow("uid-1", pod(peer.address), credentials)
+    peer = await _running(links, coordinator)
     await _until(lambda: peer.asked == 8)
     begun = time.monotonic()
     await _until(lambda: peer.asked == 12)

@@ -2,10 +2,12 @@
 
 from datetime import timedelta
 
+import pytest
 from tests.unit.operator.reconcile.looks import phase
 from tests.unit.operator.reconcile.world import Operator, World, run
 
 from trimtab.api.conditions import ConditionType
+from trimtab_operator.constants import ROLES
 from trimtab_operator.model.actions import CreatePod, Decision, DeletePod
 
 
@@ -34,24 +36,14 @@ def test_pods_that_the_cache_does_not_know_yet_are_not_asked_for_a_second_time()
     assert not [action for action in decision.actions if isinstance(action, CreatePod)]
 
 
-def test_job_whose_pods_the_cache_does_not_know_yet_is_not_suspended_without_a_checkpoint(stepping):
-    world, operator = stepping()
-    behind = Operator(world)
-    behind.pods._pods.clear()
-    behind.pods.watch.follows = False
-    world.edit(suspend=True)
-    behind.turn()
-    assert world.job.status.stop.saved is None
-    run(world, operator, seconds=120, until=lambda: phase(world) == "Suspended")
-    assert world.training.checkpoint == world.training.step
-
-
-def test_coordinator_alone_that_the_cache_does_not_know_yet_is_asked_for_the_checkpoint(stepping):
+@pytest.mark.parametrize("unknown", [ROLES, ("coordinator",)], ids=["all pods", "the coordinator alone"])
+def test_job_whose_pods_the_cache_does_not_know_yet_is_not_suspended_without_a_checkpoint(stepping, unknown):
     world, operator = stepping()
     behind = Operator(world)
     behind.pods.watch.follows = False
-    for pod in world.running("coordinator"):
-        del behind.pods._pods[pod.uid]
+    for role in unknown:
+        for pod in world.running(role):
+            del behind.pods._pods[pod.uid]
     world.edit(suspend=True)
     behind.turn()
     assert world.job.status.stop.saved is None
